@@ -103,7 +103,7 @@ def main() -> None:
             what: best_times(
                 {"ours": ours[what], "peer": peer[what]},
                 seconds=0.0 if given.quick else 3.0,
-                least=3 if n < 8192 else 1,
+                least=1 if given.quick else max(1, min(40, 10_000 // n)),
                 clock=time.process_time,
             )
             for what, peer in (("jvp", dense), ("double backward", dense), ("backward", fused))

@@ -28,7 +28,7 @@ class Step:
     """One map on tokens.
 
     Attributes:
-        kind: ``attention``, ``norm``, ``mlp`` or ``pooling``.
+        kind: ``attention``, ``norm``, ``mlp``, ``pooling``, ``dense``, ``pointwise`` or ``affine``.
         settings: What is no array, as plain values.
         arrays: The weights, by their names.
     """
@@ -53,10 +53,10 @@ def steps_of(f: Any) -> list[Step]:
     if name == "Chain":
         return [step for part in f.maps for step in steps_of(part)]
     if name == "Residual":
-        step, *others = steps_of(f.map)
-        if others:
-            raise AssumptionError("proof files know residual connections around one map, and this is around several.")
-        return [Step(step.kind, {**step.settings, "residual": True}, step.arrays)]
+        *first, last = steps_of(f.map)
+        if last.settings.get("residual"):
+            raise AssumptionError("proof files do not know a residual connection that ends where another one does.")
+        return [*first, Step(last.kind, {**last.settings, "residual": len(first) + 1}, last.arrays)]
     if name not in READERS:
         raise AssumptionError(f"proof files know {', '.join(READERS)} and chains of these, got {name}.")
     return [READERS[name](f)]
@@ -89,7 +89,28 @@ def _pooling(f: Any) -> Step:
     return Step("pooling", {}, _arrays(f, ("weights",)))
 
 
-READERS = {"Attention": _attention, "LayerNorm": _norm, "RMSNorm": _norm, "MLP": _mlp, "Pooling": _pooling}
+def _pointwise(f: Any) -> Step:
+    return Step("pointwise", {"activation": f.activation.name}, {})
+
+
+def _dense(f: Any) -> Step:
+    return Step("dense", {}, _arrays(f, ("weight", "bias")))
+
+
+def _affine(f: Any) -> Step:
+    return Step("affine", {}, _arrays(f, ("weight", "bias")))
+
+
+READERS = {
+    "Attention": _attention,
+    "LayerNorm": _norm,
+    "RMSNorm": _norm,
+    "MLP": _mlp,
+    "Pooling": _pooling,
+    "Pointwise": _pointwise,
+    "Dense": _dense,
+    "Affine": _affine,
+}
 
 
 def _arrays(f: Any, names: tuple[str, ...]) -> dict[str, np.ndarray]:

@@ -57,6 +57,8 @@ def sdpa(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    *,
+    group: Any = None,
 ) -> Float[Tensor, "... n_q v"]:
     r"""Return :math:`\mathrm{softmax}(s\,qk^\top + m)\,v`, with exact derivatives of every order.
 
@@ -80,12 +82,21 @@ def sdpa(
         is_causal: Whether query i sees keys 0 to i only.
         scale: The factor s; :math:`1/\sqrt k` by default.
         enable_gqa: Whether several heads (the third axis from the end) of the queries share one of the keys.
+        group: A process group of ``torch.distributed`` whose processes hold consecutive parts of one sequence, in the
+            order of their ranks and of any length: queries of this process see the keys of all. Derivatives are those
+            of first order, in forward and reverse mode; all processes must take part in each.
 
     Raises:
         ShapeError: If shapes do not fit together.
         DtypeError: If the dtypes of queries, keys and values differ.
         AssumptionError: If both ``attn_mask`` and ``is_causal`` are given.
     """
+    if group is not None:
+        from howsmooth.ring_attention import ring_sdpa  # torch.distributed, for those who need it
+
+        if attn_mask is not None or dropout_p > 0:
+            raise AssumptionError("over a group, attention knows causal masks, and no dropout.", field="group")
+        return ring_sdpa(query, key, value, group, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
     given = [x for x in (query, key, value, attn_mask) if x is not None]
     compiled, transformed = torch.compiler.is_compiling(), inside_transform()
     plain = not transformed if compiled else not recorded(*given)

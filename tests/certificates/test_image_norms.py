@@ -128,6 +128,13 @@ def test_no_sum_of_squares_in_single_precision_is_below_the_truth_or_far_above(r
         assert not square_sum_norms(packed(H, SquaredBall()))[0, 4] < math.inf
 
 
+def test_what_single_precision_may_take_is_added():
+    eye = torch.eye(3, dtype=torch.float64)[None, None]  # whose squares are exact
+    exact = float(form_norms(eye[0].float()))
+    found = float(square_sum_norms(packed(eye, SquaredBall())))
+    assert found == pytest.approx(exact * (1 + 9 * torch.finfo(torch.float32).eps), rel=1e-9, abs=0)
+
+
 @pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
 def test_forms_that_are_unpacked_in_parts_have_the_same_sizes(p, rng, monkeypatch):
     columns = gaussian(rng, 2, 10, 3, 5)

@@ -92,6 +92,7 @@ CHANGED = {
     "device": "cuda:1",
     "dtype": "float64",
     "threads": 2,
+    "streamed": True,
     "certificate": True,
     "released": True,
 }
@@ -124,7 +125,7 @@ def test_a_command_can_be_given_to_a_shell():
     assert command("show", "it's") == "howsmooth show 'it'\"'\"'s'"
 
 
-@pytest.mark.parametrize("name", sorted(CHANGED.keys() - {*SOURCES, "threads"}))
+@pytest.mark.parametrize("name", sorted(CHANGED.keys() - {*SOURCES, "threads", "streamed"}))
 def test_another_question_has_another_folder(name):
     assert from_settings(Measuring, {name: CHANGED[name]}).folder != Measuring().folder
 

@@ -138,6 +138,7 @@ def test_an_alarm_comes_before_the_loss_of_a_bert_whose_queries_grow_leaves():
     left = next(step for step, loss in enumerate(losses) if step > 50 and loss > 2 * learned + 0.1)
     assert learned < 0.1
     assert min(alarm.reading.step for alarm in probe.alarms) < left
+    assert any("doubled in" in str(alarm) for alarm in probe.alarms)
 
 
 class Notes:

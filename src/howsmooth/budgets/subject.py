@@ -47,6 +47,7 @@ class Subject:
                 "tokens[None].",
                 field="tokens",
             )
+        transformer.require_in_memory("a budget of errors")
         found = cls(transformer=transformer, tokens=tokens)
         found.kind  # noqa: B018 - refuses models without an output
         return found

@@ -339,6 +339,8 @@ class Network:
                 x = self.links[-1].leave(x)
                 continue
             stage, residual = STAGES[step.kind](step, x), bool(step.settings.get("residual"))
+            if step.settings.get("residual", 1) != 1:
+                raise CannotCheck("residual connections around several steps are not known here")
             self.links.append(Link(stage, residual))
             x = x + stage.value if residual else stage.value
         self.logits = x

@@ -18,7 +18,8 @@ def steps_with(model: Any, about: dict[str, Any]) -> list[Step]:
     """Return the map that a proof is about, as steps.
 
     Args:
-        model: The name of a model, a ``.npz`` or ``.safetensors`` file with the arrays of one layer, or a map.
+        model: The name of a model, a ``.npz`` or ``.safetensors`` file with the arrays of one layer, an ``.onnx``
+            file, or a map.
         about: What the file says of the map: its fingerprint, and its steps without their weights.
 
     Raises:
@@ -49,7 +50,11 @@ def _candidates(model: Any, about: dict[str, Any]) -> Iterator[list[Step]]:
             settings = described[0].get("settings")
             yield [Step(str(described[0].get("kind")), settings if isinstance(settings, dict) else {}, _arrays(model))]
         return
-    if isinstance(model, str | os.PathLike):
+    if isinstance(model, str | os.PathLike) and Path(model).suffix == ".onnx":
+        from howsmooth.verification.onnx_network import read_onnx
+
+        model = read_onnx(Path(model))
+    elif isinstance(model, str | os.PathLike):
         from howsmooth.models.load import load
 
         model = load(os.fspath(model))

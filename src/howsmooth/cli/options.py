@@ -205,7 +205,7 @@ def _plain(setting: Setting) -> Any:
 def _option(setting: Setting, flags: dict[str, str]) -> Any:
     flag = flags[setting.name]
     return typer.Option(
-        f"{flag}/--no{flag[1:]}" if setting.default is True else flag,
+        f"{flag}/--no{flag[1:]}" if setting.default is True or setting.type == bool | None else flag,
         *ALIASES.get(setting.name, ()),
         help=in_options(setting.declared.get("description", ""), flags),
         metavar=setting.declared.get("metavar"),

@@ -93,9 +93,17 @@ class RunOptions:
 
     def answer(self, asks: "Sequence[Ask]", store: "Store", execute: "Executor") -> bool:
         """Answer what has no record yet, and show how far it is; return whether Ctrl-C ended it before its time."""
+        from howsmooth.studies.asks import AtText
         from howsmooth.studies.sweep.progress import watching
         from howsmooth.studies.sweep.sweep import sweep
 
+        streamed = any(isinstance(ask, AtText) and ask.where.streamed for ask in asks)
+        if streamed and (self.workers or self.scheduler is not None):
+            raise AssumptionError(
+                "a model that is streamed goes through one process, which reads each block once; leave out --workers "
+                "and --scheduler.",
+                field="streamed",
+            )
         try:
             with watching() as progress:
                 sweep(asks, store, execute=execute, retry_failed=self.retry_failed, progress=progress)

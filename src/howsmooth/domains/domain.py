@@ -72,6 +72,8 @@ def tokens(n: int) -> str:
 class Ball(TensorDataclass):
     r"""All points within ``radius`` of ``centre``; as a domain of inputs, every token lies in it.
 
+    A ball of whole inputs, in any metric, is a :class:`Neighbourhood` of a given one, such as zero.
+
     Attributes:
         radius: The radius; zero only around a given centre, where it means that one point.
         centre: The centre; ``None`` is the origin.

@@ -20,6 +20,7 @@ from howsmooth.maps.mean_field_maps import Atoms
 from howsmooth.maps.positions import Distances, Positions
 from howsmooth.maps.projections import NO_TRANSFORMS, Projections, Transforms
 from howsmooth.maps.weighting import Softmax, Weighting
+from howsmooth.ring_attention import TokenRing
 from howsmooth.validation import Seed, generator_from, require_finite, require_floating, require_parameter
 
 S = TypeVar("S", bound="Attention")
@@ -307,6 +308,12 @@ class Attention(ScoreAttention):
             rotary = dataclasses.replace(rotary, positions=places)
         q, k, v, _derivative = self._project(X, NO_TRANSFORMS, self.value, rotary, value_bias=self.value_bias)
         return q * self.score_scale, k, v
+
+    def sharded(self, ring: TokenRing) -> Any:
+        """Return the map on the tokens of this process, which sees those of all processes of a ring."""
+        from howsmooth.maps.sharded_attention import sharded  # which imports this file
+
+        return sharded(self, ring)
 
     def on(self: S, measure: object) -> Any:
         """Return the map that moves the tokens of a measure; those of a Gaussian one it moves by an affine map."""

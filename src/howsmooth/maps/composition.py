@@ -13,6 +13,7 @@ from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.maps.gaussian_attention import GaussianAttention
 from howsmooth.maps.heads import GIBIBYTE, MultiHead, require_memory
 from howsmooth.maps.protocols import Jacobian, Linearisable, Map
+from howsmooth.ring_attention import TokenRing
 
 C = TypeVar("C", bound="ComposedMap")
 
@@ -48,6 +49,12 @@ class ComposedMap(ABC):
         """
         _value, jacobian = self.value_and_jacobian(X, memory=memory)
         return jacobian
+
+    def sharded(self, ring: TokenRing) -> Any:
+        """Return the map on the tokens of this process, whose attention sees those of all processes of a ring."""
+        from howsmooth.maps.sharded_attention import sharded  # which imports this file
+
+        return sharded(self, ring)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -387,5 +387,5 @@ def _check_bias(bias: Tensor | None, name: str, shape: str, each: str) -> None:
         return
     if bias.ndim < 2 or (name == "relative_bias" and bias.shape[-1] % 2 == 0):
         raise ShapeError(f"{name} must be {shape}, one entry per {each}, got {tuple(bias.shape)}.", field=name)
-    if not bool(torch.isfinite(bias).all()):
+    if not bias.is_meta and not bool(torch.isfinite(bias).all()):
         raise NonFiniteError(f"{name} must be finite; hide tokens with a mask instead.", field=name)

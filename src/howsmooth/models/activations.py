@@ -1,8 +1,8 @@
 """The inputs of each layer of a transformer on real tokens, and the maps that are measured there."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -23,6 +23,28 @@ from howsmooth.models.map_names import MODEL_MAPS, SPANS, LayerSpan, MapName
 from howsmooth.models.parts import block
 from howsmooth.models.parts.ends import Ends
 
+T = TypeVar("T")
+
+
+class OnDemand(Generic[T]):
+    """Like a tuple, but every entry is made when it is asked for."""
+
+    def __init__(self, length: int, make: Callable[[int], T]) -> None:
+        self._length, self._make = length, make
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> T:
+        return self._make(range(self._length)[index])
+
+    def __iter__(self) -> Iterator[T]:
+        return map(self._make, range(self._length))
+
+
+Layers = tuple[AttentionLayer, ...] | OnDemand[AttentionLayer]
+Calls = tuple[ModuleCall, ...] | OnDemand[ModuleCall]
+
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Activations:
@@ -36,18 +58,20 @@ class Activations:
         embedded: The call of the module that reads the sum of the embeddings, if that is not the first block.
         attention_calls: The call of each attention module.
         block_calls: The call of each block.
+        streamed: Returns consecutive blocks, with maps before and behind them, as one map, if weights are streamed.
     """
 
-    layers: tuple[AttentionLayer, ...]
+    layers: Layers
     padding: Bool[Tensor, "batch n"] | None
     ends: Ends
     run: ModuleCall
     embedded: ModuleCall | None
-    attention_calls: tuple[ModuleCall, ...]
-    block_calls: tuple[ModuleCall, ...]
+    attention_calls: Calls
+    block_calls: Calls
+    streamed: Callable[[int, int, Sequence[Map], Sequence[Map]], Map] | None = None
 
     def __repr__(self) -> str:
-        count, n, d = self.blocks[0].shape
+        count, n, d = self.block_calls[0].tokens.shape
         real = "" if self.padding is None else f", {int(self.padding.sum())} of {count * n} tokens real"
         return f"Activations({count} × {n} tokens, d = {d}, {len(self.layers)} layers{real})"
 
@@ -88,7 +112,7 @@ class Activations:
         part, parsed = self._layer(layer), MapName.parse(name)
         if parsed.spans_layers:
             return model_map(self, layer, parsed)
-        X = (self.blocks if parsed.reads_block else self.attention)[layer]
+        X = (self.block_calls if parsed.reads_block else self.attention_calls)[layer].tokens.detach()
         if parsed.kind == "mlp":
             X = part.mlp_input(X, self.padding)
         elif not part.is_closed(parsed):
@@ -105,8 +129,8 @@ class Activations:
         estimates of the shape ``(windows, heads)``: entry ``[w, h]`` is that of ``found.at(layer, f"head:{h}")``.
         """
         # the axis of size one is that of the heads, which read the same tokens
-        X = self.attention[self._layer(layer).index].unsqueeze(-3)
-        heads = self.layers[layer].padded(self.padding).per_head()
+        heads = self._layer(layer).padded(self.padding).per_head()
+        X = self.attention_calls[layer].tokens.detach().unsqueeze(-3)
         if self.padding is None or bool(self.padding.all()):
             return heads, X
         return RealTokens(map=heads, real=self.padding.unsqueeze(-2)), X
@@ -119,7 +143,7 @@ class Activations:
         return self.layers[layer]
 
 
-def check_model_map(layers: tuple[AttentionLayer, ...], ends: Ends, name: MapName) -> LayerSpan:
+def check_model_map(layers: Layers, ends: Ends, name: MapName) -> LayerSpan:
     """Return the layers of a map of many layers in a model."""
     span = name.span(len(layers))
     if (why := _missing(ends, name)) is not None:
@@ -136,13 +160,14 @@ def model_map(found: "Activations", layer: int, name: MapName) -> tuple[Measurab
     if layer not in (0, span.first):
         raise AssumptionError(f"the map {name.text!r} begins at layer {span.first}, got layer {layer}.", field="layer")
     embedded = found.embedded if span.from_embeddings else None
-    X = found.blocks[span.first] if embedded is None else embedded.tokens.detach()
-    f: Any = _closed_form(found, span) or _partial_forward(found, span)
-    if head := _head(found, X, name):
+    X = (found.block_calls[span.first] if embedded is None else embedded).tokens.detach()
+    head = _head(found, X, name)
+    f: Any = _streamed(found, span, head) or _closed_form(found, span) or _partial_forward(found, span)
+    if head and found.streamed is None:
         f = Chain(*f.maps, *head) if isinstance(f, Chain) else _followed_by(f, Chain(*head))
     if found.padding is None or bool(found.padding.all()):
         return f, X
-    if isinstance(f, Chain):
+    if isinstance(f, Chain) or found.streamed is not None:
         return RealTokens(map=f, real=found.padding), X
     return RealTokensCall(call=f, real=found.padding), X
 
@@ -158,9 +183,17 @@ def _missing(ends: Ends, name: MapName) -> str | None:
     return None
 
 
+def _streamed(found: "Activations", span: LayerSpan, head: tuple[Map, ...]) -> Map | None:
+    """Return the layers as they come from their files, or ``None`` if they are in memory."""
+    if found.streamed is None:
+        return None
+    stem = () if found.ends.stem is None or not span.from_embeddings else found.ends.stem.maps
+    return found.streamed(span.first, span.last, stem, (*(found.ends.final if span.to_the_end else ()), *head))
+
+
 def _closed_form(found: "Activations", span: LayerSpan) -> Chain | None:
     """Return the chain of the layers, or ``None`` if one of them has no closed form."""
-    layers, stem = found.layers[span.first : span.last + 1], found.ends.stem
+    layers, stem = tuple(found.layers)[span.first : span.last + 1], found.ends.stem
     if stem is None or any(layer.attention is None or layer.feed_forward is None for layer in layers):
         return None
     maps: list[Map] = list(stem.maps) if span.from_embeddings else []
@@ -180,10 +213,10 @@ def _partial_forward(found: "Activations", span: LayerSpan) -> Callable[[Tensor]
     return PartCall(call=found.run, enters=enters, locations=(leaves,))
 
 
-def _block_and_turn(layers: tuple[AttentionLayer, ...], index: int) -> tuple[str, int]:
+def _block_and_turn(layers: Layers, index: int) -> tuple[str, int]:
     """Return the block of a layer, and how many calls came before: layers may share their weights."""
     path = layers[index].block_path
-    return path, [layer.block_path for layer in layers[:index]].count(path)
+    return path, [layer.block_path for layer in tuple(layers)[:index]].count(path)
 
 
 def _followed_by(f: Callable[[Tensor], Tensor], g: Chain) -> Callable[[Tensor], Tensor]:

@@ -3,6 +3,7 @@
 import copy
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +11,13 @@ import torch
 from torch import nn
 
 from howsmooth.errors import DeviceError, DtypeError, NonFiniteError, UnsupportedModelError
+from howsmooth.models.attention_layer import AttentionLayer
 from howsmooth.models.autograd import unknown_family
 from howsmooth.models.families.registry import FAMILIES, ONE_SIDED, reader
 from howsmooth.models.inputs.text import HubTokenizer, Tokenizer
 from howsmooth.models.loading.adapters import merged, require_plain_weights, unwrapped, without_adapters
 from howsmooth.models.loading.pretrained import LoadedModel, load_by_name, tokenizer_named
+from howsmooth.models.loading.weight_files import WeightFiles
 from howsmooth.models.module_comparison import CLASSES, EMBEDDINGS, LAST_NORM, WORDS, differences
 from howsmooth.models.parts.ends import (
     Backbone,
@@ -25,6 +28,7 @@ from howsmooth.models.parts.ends import (
     default_sentence_embedding,
     language_head,
 )
+from howsmooth.models.streaming import BlockStream
 from howsmooth.models.transformer import Transformer, weights_digest
 from howsmooth.spectral.autograd import TORCH_LAYERS
 from howsmooth.spectral.operators import HALF
@@ -41,6 +45,7 @@ def load(
     dtype: torch.dtype | None = None,
     tokenizer: Any = None,
     family: str = "",
+    streamed: bool | None = None,
 ) -> Transformer:
     """Load a transformer.
 
@@ -52,6 +57,9 @@ def load(
         dtype: The dtype to compute in; by default that of the model, but float32 for models in half precision.
         tokenizer: A tokenizer of the transformers library, or a folder or hub id that has one, for a model without.
         family: The family of the model, if its config.json does not name one.
+        streamed: Whether weights stay in their safetensors files and come into memory one block at a time, for models
+            larger than memory; by default where they would take more than a third of the memory that is free. What
+            needs the whole model at once (attacks on words, certificates, budgets) then refuses.
 
     Raises:
         UnsupportedModelError: If nothing can be loaded under this name, or the model has no attention.
@@ -62,6 +70,8 @@ def load(
     name_or_path, held_tokenizer = _held(name_or_path)
     tokenizer = held_tokenizer if tokenizer is None else tokenizer
     if isinstance(name_or_path, nn.Module):
+        if streamed:
+            raise UnsupportedModelError("a module in memory is not streamed; give its folder.", field="streamed")
         given = unwrapped(name_or_path)
         loaded = LoadedModel(module=without_adapters(given), tokenizer=None)
         require_plain_weights(loaded.module)  # before the digest, which quantised weights do not have
@@ -69,7 +79,10 @@ def load(
         name = f"{type(given).__name__}@{weights_digest(given)}"
     elif isinstance(name_or_path, str | os.PathLike):
         name = os.fspath(name_or_path)
-        loaded = load_by_name(name, family=family)
+        loaded = load_by_name(name, family=family, streamed=streamed)
+        if loaded.files is not None:
+            found = _streamed(loaded, loaded.files, name, device, dtype)
+            return found if tokenizer is None else replace(found, tokenizer=as_tokenizer(tokenizer))
         require_plain_weights(loaded.module)
     else:
         raise DtypeError(f"a model is a name, a folder or a module, got {type(name_or_path).__name__}.", field="model")
@@ -87,6 +100,52 @@ def load(
     )
     found = _compared(_read(transformer, whole, loaded.sentence))
     _LOG.info("loaded %r%s", found, "".join(f"; {note}" for note in found.notes))
+    return found
+
+
+def _streamed(
+    loaded: LoadedModel, files: WeightFiles, name: str, device: torch.device | str | None, dtype: torch.dtype | None
+) -> Transformer:
+    """Return a model whose blocks come from their files when they are needed."""
+    wanted, notes = _checked_dtype(set(files.dtypes), device=device, dtype=dtype)
+    wanted = next(iter(files.dtypes)) if wanted is None else wanted
+    files = replace(files, rounded=dtype if dtype in HALF else None, dtype=wanted, device=device or "cpu")
+    module = loaded.module.to(dtype=wanted).eval()
+    for buffer_name, buffer in list(module.named_buffers()):
+        parent, _dot, leaf = buffer_name.rpartition(".")
+        setattr(module.get_submodule(parent), leaf, buffer.to(files.device))
+    base, _notes = _trunk(module)
+
+    def read(part: nn.Module) -> Sequence[AttentionLayer]:
+        return _backbone(part, name)[0].layers
+
+    if base is not module or any(layer.attention is None for layer in read(base)):
+        raise UnsupportedModelError(
+            f"{name!r} cannot be streamed: its family has no closed form here, or is an encoder with a decoder; load "
+            "it with streamed=False.",
+            field="streamed",
+        )
+    stream = BlockStream(base, files, read)
+    backbone, about_layers = _backbone(base, name)
+    ends = Ends(
+        stem=backbone.stem,
+        final=backbone.final,
+        language_head="its weights are streamed, and its head over the vocabulary is not read",
+        sentence_embedding=default_sentence_embedding(base, stream.layers)
+        if loaded.sentence is None
+        else loaded.sentence,
+        class_head="its weights are streamed, and no classifier is read",
+    )
+    found = Transformer(
+        name=name,
+        module=base,
+        layers=stream.layers,
+        tokenizer=loaded.tokenizer,
+        notes=loaded.notes + notes + about_layers,
+        ends=ends,
+        stream=stream,
+    )
+    _LOG.info("loaded %r%s", found, "".join(f"; {note}" for note in (stream.note, *found.notes)))
     return found
 
 
@@ -255,23 +314,30 @@ def placed(
     Half precision rounds the weights, and nothing else. A ``borrowed`` module is copied where its dtype changes. Notes
     are returned too.
     """
+    dtypes = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
+    wanted, notes = _checked_dtype(dtypes, device=device, dtype=dtype)
+    if borrowed and wanted is not None and dtypes != {wanted}:
+        module = copy.deepcopy(module)
+    if dtype in HALF:
+        module = module.to(dtype=dtype)
+    return module.to(device=device, dtype=wanted), notes
+
+
+def _checked_dtype(
+    dtypes: set[torch.dtype], *, device: torch.device | str | None, dtype: torch.dtype | None
+) -> tuple[torch.dtype | None, tuple[str, ...]]:
+    """Return the dtype to measure weights of some dtypes in, and notes; refuse devices and dtypes that do not do."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise DtypeError(f"dtype must be real floating-point numbers of torch, got {dtype!r}.", field="dtype")
     if device is not None:
         _require_device(device)
-    dtypes = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
     if coarse := next((kind for kind in (*dtypes, dtype or torch.float32) if kind.itemsize < 2), None):
         raise UnsupportedModelError(
             f"numbers of {_name(coarse)} come with scales of their own, which are not read; convert the model to "
             "bfloat16 or float32 first.",
             field="model" if coarse in dtypes else "dtype",
         )
-    wanted, notes = _computing_dtype(dtypes, dtype)
-    if borrowed and wanted is not None and dtypes != {wanted}:
-        module = copy.deepcopy(module)
-    if dtype in HALF:
-        module = module.to(dtype=dtype)
-    return module.to(device=device, dtype=wanted), notes
+    return _computing_dtype(dtypes, dtype)
 
 
 def _computing_dtype(dtypes: set[torch.dtype], given: torch.dtype | None) -> tuple[torch.dtype | None, tuple[str, ...]]:

@@ -28,6 +28,7 @@ from howsmooth.models.parts.block import block
 from howsmooth.wording import percent
 
 if TYPE_CHECKING:  # a transformer is compared with its module
+    from howsmooth.models.attention_layer import AttentionLayer
     from howsmooth.models.parts.ends import EndMap, Ends
     from howsmooth.models.transformer import Transformer
 
@@ -137,13 +138,40 @@ def _layers(transformer: "Transformer", padding: Tensor | None, calls: Calls, ou
     layers = [layer for layer in layers if layer.attention is not None]
     for layer in layers:
         i, module = layer.index, transformer.module.get_submodule(layer.block_path)
-        name = f"the attention of layer {i} ({layer.output_path!r})"
-        yield _Part(i, name, module, layer.padded(padding), attention_calls[i].tokens, attention_outputs[i])
+        yield _attention_part(layer, module, padding, attention_calls[i].tokens, attention_outputs[i])
     for layer in layers:
         if layer.feed_forward is not None:
-            i, f = layer.index, block(layer, layer.padded(padding))
-            name = f"layer {i} ({layer.block_path!r})"
-            yield _Part(i, name, block_calls[i].module, f, block_calls[i].tokens, block_outputs[i])
+            i = layer.index
+            yield _block_part(layer, block_calls[i].module, padding, block_calls[i].tokens, block_outputs[i])
+
+
+def _attention_part(layer: "AttentionLayer", module: nn.Module, padding: Tensor | None, X: Tensor, Y: Tensor) -> _Part:
+    name = f"the attention of layer {layer.index} ({layer.output_path!r})"
+    return _Part(layer.index, name, module, layer.padded(padding), X, Y)
+
+
+def _block_part(layer: "AttentionLayer", module: nn.Module, padding: Tensor | None, X: Tensor, Y: Tensor) -> _Part:
+    name = f"layer {layer.index} ({layer.block_path!r})"
+    return _Part(layer.index, name, module, block(layer, layer.padded(padding)), X, Y)
+
+
+@torch.no_grad()
+def layer_difference(
+    layer: "AttentionLayer",
+    padding: Tensor | None,
+    attention: tuple[ModuleCall, Tensor],
+    whole: tuple[ModuleCall, Tensor],
+) -> str:
+    """Return a sentence if the maps of one layer differ from what its attention and its block put out, else nothing.
+
+    Both are given by their call and their output; the first sequence of the batch is compared.
+    """
+    (call, Y), (block_call, Z) = attention, whole
+    padding = None if padding is None else padding[:1]
+    parts = [_attention_part(layer, block_call.module, padding, call.tokens[:1], Y[:1])]
+    if layer.feed_forward is not None:
+        parts.append(_block_part(layer, block_call.module, padding, block_call.tokens[:1], Z[:1]))
+    return next(filter(None, (part.difference(padding) for part in parts)), "")
 
 
 def _ends(transformer: "Transformer", calls: Calls, outputs: Outputs) -> Iterator[_Part]:

@@ -18,9 +18,11 @@ from howsmooth.models.autograd.hooks import ModuleCall, layer_by_layer, recorded
 from howsmooth.models.autograd.unknown_family import ROWS, with_traced_parts
 from howsmooth.models.inputs.text import OTHER_WAYS, SpecialTokens, Text, Tokenizer, cut, tokens_of, window_count
 from howsmooth.models.loading.adapters import merged
+from howsmooth.models.loading.weight_files import WeightFiles
 from howsmooth.models.map_names import MapName
 from howsmooth.models.module_comparison import differences
 from howsmooth.models.parts.ends import Ends, embed
+from howsmooth.models.streaming import BlockStream
 from howsmooth.spectral.autograd import TORCH_LAYERS
 
 
@@ -37,6 +39,8 @@ class Transformer:
         ends: The stem in front of its blocks, and its output heads.
         with_head: The model with its head, as it was loaded; none if it has no head.
         compared: Filled once the maps were compared with the module at a first input.
+        stream: What brings its blocks into memory one by one; none if all of them are there. Then the weights of
+            ``layers`` and ``module`` are not in memory; those of :meth:`layer` and of activations are.
     """
 
     name: str
@@ -47,10 +51,12 @@ class Transformer:
     ends: Ends = field(default_factory=Ends)
     with_head: nn.Module | None = None
     compared: set[str] = field(default_factory=set)
+    stream: BlockStream | None = None
 
     def __repr__(self) -> str:
         first = self.layers[0].attention
-        return f"Transformer({self.name}, {len(self.layers)} layers, {'by autograd' if first is None else first})"
+        how = "by autograd" if first is None else str(first)
+        return f"Transformer({self.name}, {len(self.layers)} layers{', streamed' if self.stream else ''}, {how})"
 
     def _repr_html_(self) -> str:
         notes = "".join(paragraph(f"Note: {note}.") for note in self.notes)
@@ -67,12 +73,16 @@ class Transformer:
         return limit
 
     def layer(self, layer: int) -> AttentionLayer:
-        """Return one attention layer."""
+        """Return one attention layer, with its weights."""
+        self.check_layer(layer)
+        return self.layers[layer] if self.stream is None else self.stream.layer(layer)
+
+    def check_layer(self, layer: int) -> None:
+        """Raise an AssumptionError for a layer that the model does not have."""
         if not 0 <= layer < len(self.layers):
             raise AssumptionError(
                 f"{self.name!r} has the layers 0 to {len(self.layers) - 1}, got {layer}.", field="layer"
             )
-        return self.layers[layer]
 
     def check_map(self, name: str, layer: int = 0) -> int:
         """Check that the model has a map, and return the layer at which it begins.
@@ -84,13 +94,19 @@ class Transformer:
         parsed = MapName.parse(name)
         if parsed.spans_layers:
             return check_model_map(self.layers, self.ends, parsed).first
-        self.layer(layer).check(name)
+        self.check_layer(layer)
+        self.layers[layer].check(name)
         return layer
+
+    @property
+    def device(self) -> torch.device:
+        """The device it computes on."""
+        return next(self.module.parameters()).device if self.stream is None else torch.device(self.stream.files.device)
 
     @property
     def digest(self) -> str:
         """A hash of the weights."""
-        return weights_digest(self.module)
+        return weights_digest(self.module, None if self.stream is None else self.stream.files)
 
     def windows(
         self, text: Text, *, length: int, count: int, special_tokens: bool = False, stride: int | None = None
@@ -113,6 +129,15 @@ class Transformer:
         self.require_positions(length, f"got a length of {length}", field="length")
         frame = tokenizer.frame() if special_tokens else ([], [])
         return tokens_of(tokenizer, text.content, text.name), frame
+
+    def require_in_memory(self, what: str) -> None:
+        """Raise an UnsupportedModelError for what runs the whole module, if its blocks are streamed."""
+        if self.stream is not None:
+            raise UnsupportedModelError(
+                f"{what} needs all weights of {self.name!r} in memory, and they are streamed; load it with "
+                "streamed=False.",
+                field="streamed",
+            )
 
     def require_tokenizer(self) -> Tokenizer:
         """Return the tokenizer, or raise an UnsupportedModelError if there is none."""
@@ -168,14 +193,16 @@ class Transformer:
         layers = self.layers
         if any(layer.attention is None and layer.traced is None for layer in layers):
             layers = tuple(with_traced_parts(merged(self.module), list(layers), tokens[:ROWS]).layers)
+        device = self.device
+        padding = None if padding is None else padding.to(device)
+        named = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in named.items()}
+        run = ModuleCall.of(self.module, tokens.to(device), padding, named)
+        if self.stream is not None:
+            return self.stream.activations(run, padding, self.ends)
         paths = Counter(path for layer in layers for path in {layer.attention_path, layer.block_path})
         stem = None if self.ends.stem is None else self.ends.stem.path
         paths.update(() if stem is None else (stem,))
         with recorded_calls(self.module, paths) as calls:
-            device = next(self.module.parameters()).device
-            padding = None if padding is None else padding.to(device)
-            named = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in named.items()}
-            run = ModuleCall.of(self.module, tokens.to(device), padding, named)
             run(run.tokens)
         rows = None if named else 1  # which axis of other arguments is that of sequences is not known
         self._compare(run.tokens[:rows], None if padding is None else padding[:rows], named)
@@ -204,11 +231,15 @@ class Transformer:
         self.compared.add("first input")
 
 
-def weights_digest(module: nn.Module) -> str:
-    """Return a hash of the weights of a module."""
+def weights_digest(module: nn.Module, files: WeightFiles | None = None) -> str:
+    """Return a hash of the weights of a module, in memory or in files; those in files are read once."""
     found = hashlib.blake2b(digest_size=8)
     for name, value in module.state_dict().items():
         found.update(name.encode())
+        if files is not None and name in files.places:
+            value = files.read(name)
+        elif value.is_meta:  # a pooler that nothing reads
+            continue
         found.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
 

@@ -25,6 +25,7 @@ from howsmooth.spectral.operators import (
     broadcast,
     measurable,
     require_map,
+    summed,
 )
 from howsmooth.validation import require_finite, require_floating, require_like
 
@@ -176,7 +177,7 @@ class JacobianOperator:
         generator = torch.Generator().manual_seed(0)
         v, u = (_gauss(x, generator) for x in (self._X, self._value))
         moved, pulled = self.jvp(v), self.vjp(u)
-        gap = ((u * moved).sum() - (pulled * v).sum()).abs()
+        gap = summed((u * moved).sum() - (pulled * v).sum()).abs()
         # random vectors of N entries meet at an angle whose cosine is about 1/√N
         size = torch.maximum(u.norm() * moved.norm(), pulled.norm() * v.norm()) / max(u.numel(), v.numel()) ** 0.5
         apart, reached = bool(gap > 0.01 * size), bool(pulled.any())

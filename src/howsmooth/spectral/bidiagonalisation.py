@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.linear_operators import LinearOperator
-from howsmooth.spectral.operators import Separable, norms
+from howsmooth.spectral.operators import Separable, dimension, norms, summed
 
 Array = np.ndarray
 
@@ -42,8 +42,9 @@ class Bidiagonalisation:
         self.betas: Array = np.empty((start.shape[0], 0))
         self.zero: Array = np.zeros(start.shape[0], dtype=bool)
         self._scale: Array = np.zeros(start.shape[0])
-        self._right = _Basis(start)
-        self._left = _Basis(start.new_empty(start.shape[0], 0, math.prod(op.codomain)))
+        self._right = _Basis(start, dimension(op.domain))
+        left = start.new_empty(start.shape[0], 0, math.prod(op.codomain))
+        self._left = _Basis(left, dimension(op.codomain))
 
     @property
     def steps(self) -> int:
@@ -53,7 +54,7 @@ class Bidiagonalisation:
     @property
     def complete(self) -> bool:
         """Whether nothing is left to explore."""
-        return self.steps == min(math.prod(self.op.domain), math.prod(self.op.codomain))
+        return self.steps == min(dimension(self.op.domain), dimension(self.op.codomain))
 
     def advance(self) -> None:
         """Take one step."""
@@ -149,8 +150,9 @@ class Bidiagonalisation:
 class _Basis:
     """Orthonormal vectors, stored row by row in memory that grows."""
 
-    def __init__(self, first: Tensor) -> None:
-        """Start with one vector ``(batch, N)``, or with none ``(batch, 0, N)``."""
+    def __init__(self, first: Tensor, dimension: int) -> None:
+        """Start with one vector ``(batch, N)``, or with none ``(batch, 0, N)``, of a space of some dimension."""
+        self._dimension = dimension
         rows = first if first.ndim == 3 else first.unsqueeze(1)
         self._count = rows.shape[1]
         self._memory = rows
@@ -165,7 +167,7 @@ class _Basis:
 
     @property
     def full(self) -> bool:
-        return self._count >= self._memory.shape[2]
+        return self._count >= self._dimension
 
     def append(self, w: Tensor, norm: Array) -> None:
         """Append the vectors ``w`` of the given norms, scaled to one; what is as good as zero stays."""
@@ -194,7 +196,7 @@ class _Basis:
         # Ritz value converges, copies of it appear, and the certificate, which is Bessel's inequality, is void.
         # Gram–Schmidt; what loses most of its norm is done again: twice is enough
         for _pass in range(3):
-            overlap = torch.bmm(w.unsqueeze(1), self.vectors.mT)
+            overlap = summed(torch.bmm(w.unsqueeze(1), self.vectors.mT))
             w = torch.baddbmm(w.unsqueeze(1), overlap, self.vectors, alpha=-1).squeeze(1)
             norm = norms(w, w.shape[:1]).cpu().numpy()
             lost = torch.linalg.vector_norm(overlap, dim=(1, 2)).cpu().numpy()

@@ -1,7 +1,9 @@
 """Operators as solvers see them: checks, optional abilities, and batches of the vectors they act on."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -11,6 +13,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, DtypeError, NonFiniteError
 from howsmooth.linear_operators import LinearOperator
+from howsmooth.ring_attention import TokenRing
 
 # Between these the squares of a vector's entries can be added up in float64 without under- or overflow.
 SAFE_LEAST, SAFE_MOST = 1e-145, 1e145
@@ -74,6 +77,14 @@ class Differentiable(Protocol):
 
     def jacobian(self, X: Tensor) -> Any:
         """Return the derivative at ``X`` as a linear operator."""
+
+
+@runtime_checkable
+class Shardable(Protocol):
+    """A map that can be applied to a sequence whose tokens several processes share out."""
+
+    def sharded(self, ring: TokenRing) -> Any:
+        """Return the map on this process's tokens."""
 
 
 @runtime_checkable
@@ -144,8 +155,39 @@ def compressed(op: LinearOperator) -> tuple[LinearOperator, Callable[[Tensor], T
     return op.compress() if isinstance(op, Compressible) else (op, lambda E: E)
 
 
+# The processes that hold parts of every vector; none where vectors are whole.
+_RING: ContextVar[TokenRing | None] = ContextVar("ring", default=None)
+
+
+@contextmanager
+def over_processes(ring: TokenRing) -> Iterator[None]:
+    """Let norms and inner products in this block be those of vectors of which every process holds a part."""
+    token = _RING.set(ring)
+    try:
+        yield
+    finally:
+        _RING.reset(token)
+
+
+def summed(x: Tensor) -> Tensor:
+    """Return the sum over all processes that hold parts of vectors; where vectors are whole, what is given."""
+    ring = _RING.get()
+    return x if ring is None else ring.sum(x)
+
+
+def dimension(shape: tuple[int, ...]) -> int:
+    """Return the dimension of vectors whose part here has this shape; the first axis is that of tokens."""
+    ring = _RING.get()
+    return math.prod(shape) if ring is None else math.prod(shape) // shape[0] * sum(ring.lengths)
+
+
 def norms(x: Tensor, batch: tuple[int, ...]) -> Float[Tensor, "*batch"]:
     """Return the Euclidean norm of each vector of the batch, in float64, whatever the size of the numbers."""
+    found = _norms_here(x, batch)
+    return found if _RING.get() is None else summed(found.square()).sqrt()
+
+
+def _norms_here(x: Tensor, batch: tuple[int, ...]) -> Float[Tensor, "*batch"]:
     rows = x.reshape(*batch, -1)
     # in float32, the squares of 10⁵ entries add up to five units in the last place too little
     norm = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64)
@@ -178,9 +220,12 @@ def random_start(op: LinearOperator, generator: torch.Generator | None) -> Float
     Where perturbations live in a part of the domain, it is uniform on the sphere of that part: bounds that hold for the
     dimension of the whole hold there all the more.
     """
-    shape = (*op.batch, *op.domain)
+    shape, ring = (*op.batch, *op.domain), _RING.get()
     device = op.device if generator is None else generator.device
-    start = torch.randn(shape, dtype=op.dtype, device=device, generator=generator).to(op.device)
+    if ring is None:
+        start = torch.randn(shape, dtype=op.dtype, device=device, generator=generator).to(op.device)
+    else:
+        start = ring.draw(torch.empty(shape, dtype=op.dtype, device=op.device), generator)
     return unit(op.constrain(start) if isinstance(op, Constrained) else start, op.batch)
 
 

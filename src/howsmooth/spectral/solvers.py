@@ -14,21 +14,26 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError, ConvergenceWarning
 from howsmooth.linear_operators import LinearOperator
 from howsmooth.metrics import Metric, Metrics, as_metrics, total
+from howsmooth.ring_attention import TokenRing
 from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
 from howsmooth.spectral.estimates import NormEstimate, SingularValues, Status, gravest
 from howsmooth.spectral.lanczos_upper_bound import least_overlap
 from howsmooth.spectral.metric_norms import bracket_in, has_proof
 from howsmooth.spectral.operators import (
+    Differentiable,
     Guessing,
     Recastable,
     Rounded,
     Separable,
+    Shardable,
     check_operator,
     compressed,
+    dimension,
     flat,
     informed_start,
     norms,
+    over_processes,
     random_start,
     require_finite_products,
     root_share,
@@ -64,6 +69,7 @@ def local_lipschitz(
     certify: bool = True,
     max_steps: int = 200,
     seed: Seed | None = None,
+    group: Any = None,
 ) -> NormEstimate:
     r"""Measure the local Lipschitz constant :math:`\|D_X f\|_2` of ``f`` at the tokens ``X``.
 
@@ -87,6 +93,14 @@ def local_lipschitz(
             the value: fewer steps, and ``upper`` is whatever it has reached by then.
         max_steps: When to give up; two products each.
         seed: Seeds the random start; torch's global generator by default.
+        group: A process group of ``torch.distributed`` that shares out the tokens of one sequence: ``X`` are this
+            process's, those of lower ranks come before. All processes call this with the same map and settings, and
+            get the same two ends; direction and response are those of their tokens. ``f`` is softmax attention, a
+            composition of it with maps on single tokens, or a callable that talks to the other processes itself, as
+            ``hs.sdpa(…, group=group)`` does; it is measured as it computes.
+
+    Raises:
+        ClusterError: If a process of the group is lost.
 
     Example:
         >>> f = lambda X: 2 * X
@@ -98,6 +112,8 @@ def local_lipschitz(
     chance = 0.999 if confidence == 1 and has_proof(metrics) else confidence
     check_solver(rtol=rtol, confidence=chance, max_steps=max_steps)  # before f is evaluated, which may take long
     X = tokens_for(X, f)
+    if group is not None:
+        return _over_group(f, X, group, metrics, rtol, confidence, certify, max_steps, generator)
     op = linearise(f, X)
     if metrics.depend_on_tokens:
         metrics = metrics.at(X, f(X))
@@ -129,6 +145,35 @@ def local_lipschitz(
         found, errors = bracket(op, widening(op))
     _warn(found, stacklevel=3)
     return found if errors == (0.0, 0.0) else widened(found, *errors, given if recast else None)
+
+
+def _over_group(
+    f: Any,
+    X: Tensor,
+    group: Any,
+    metrics: Metrics,
+    rtol: float,
+    confidence: float,
+    certify: bool,
+    max_steps: int,
+    generator: torch.Generator,
+) -> NormEstimate:
+    """Measure at tokens that processes share out: vectors are shared out likewise, and inner products added up."""
+    if metrics.input is not total or metrics.output is not total:
+        raise AssumptionError("over a group, perturbations are measured in the metric total.", field="metric")
+    ring = TokenRing.of(group, X)
+    if isinstance(f, Shardable):
+        f = f.sharded(ring)
+    elif isinstance(f, Differentiable):
+        raise AssumptionError(
+            f"{type(f).__name__} is not shared out over processes: softmax attention is, and its compositions.",
+            field="group",
+        )
+    # the start must not depend on which process drew it
+    seed = ring.agreed(int(torch.randint(2**62, (), generator=generator)))
+    with over_processes(ring), torch.no_grad():
+        op = linearise(f, X, compare=False)
+        return bracket_norm(op, rtol, confidence, certify, max_steps, torch.Generator().manual_seed(seed))
 
 
 def widening(op: LinearOperator) -> float:
@@ -224,7 +269,7 @@ def bracket_norm(
     check_settings(op, rtol, confidence, max_steps)
     core, embed = compressed(op)
     floor = np.broadcast_to(np.maximum(floor, least_norm(op.dtype)), (math.prod(op.batch),))
-    delta = least_overlap(math.prod(core.domain), confidence)
+    delta = least_overlap(dimension(core.domain), confidence)
     rule = Stopping(rtol=rtol, certify=certify, max_steps=max_steps, delta=delta, slack=slack(op.dtype))
     finished, share, products = _explored(core, floor, rule, generator)
     attained, most = np.zeros(len(floor)), math.ceil(math.log(MISS_PROBABILITY) / math.log(1 - confidence))

@@ -120,7 +120,9 @@ def typical_gain(
         metric: How noise and changes are measured. The noise is uniform on the unit sphere of a Euclidean metric, or
             moves every token by a random unit vector (``token``); changes may be measured in any metric.
         samples: How many random directions to take.
-        confidence: The probability with which the interval holds, see ``mean_square_interval``.
+        confidence: The probability with which the interval holds: between Euclidean metrics that of
+            ``mean_square_interval``, otherwise by concentration of measure on spheres :cite:`ledoux2001`, which needs
+            many dimensions to be narrow.
         seed: Seeds the directions; torch's global generator by default.
 
     Raises:
@@ -155,8 +157,8 @@ def _gain_on_spheres(
     r"""Estimate the root mean square size F of the change, where tokens, or all together, move on unit spheres.
 
     With the largest gain :math:`\Lambda`, :math:`|F(E)-F(E')|\le\Lambda\|E-E'\|_F`, since no token is longer than all
-    together. By the logarithmic Sobolev inequality of spheres of dimension m, which their products share
-    :cite:`ledoux2001`, for the mean :math:`\bar F` of K samples
+    together. By the logarithmic Sobolev inequality of spheres of dimension m, which their products share, for the mean
+    :math:`\bar F` of K samples
 
     .. math:: \mathrm{Var}\,F \le \Lambda^2/m,\qquad
               P\bigl(|\bar F-\mathbb EF| \ge t\bigr) \le 2e^{-mKt^2/2\Lambda^2}.

@@ -51,6 +51,11 @@ class Ask(JsonValue, frozen=True, tag_field="kind"):
         return False
 
     @property
+    def turn(self) -> int:
+        """When it is done: asks of a lower number before those of a higher one."""
+        return 0
+
+    @property
     def batch(self) -> Hashable:
         """What asks that share their resources have in common; in which batch an ask is depends on nothing else."""
         return self
@@ -108,8 +113,13 @@ class AtText(Ask, frozen=True, kw_only=True):
 
     @property
     def alone(self) -> bool:
-        """Long inputs fill the memory and keep every core busy; another device has its own ways."""
-        return self.window.length > LONG or self.where.device not in ("", "cpu")
+        """Long inputs fill the memory and keep every core busy; other devices and streamed blocks have their ways."""
+        return self.window.length > LONG or self.where.device not in ("", "cpu") or bool(self.where.streamed)
+
+    @property
+    def turn(self) -> int:
+        """Layer by layer where blocks come one by one, so that each is read once for all windows."""
+        return self.layer if self.where.streamed and not self.map_name.spans_layers else 0
 
     @property
     def batch(self) -> Hashable:

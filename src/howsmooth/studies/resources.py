@@ -36,6 +36,8 @@ class Resources:
     def __init__(self, transformers: Iterable[Transformer] = ()) -> None:
         """Begin with models that are in memory already; some of them no name leads to."""
         self._given = {transformer.name: transformer for transformer in transformers}
+        self._expected: list[Sequence[Ask]] = []
+        self._streamed: dict[Any, Activations] = {}
         self._models: dict[tuple[str, str, str, ModelReading], Transformer] = {}
         # what threads share is made once: who wants it too waits for it
         self._turn = threading.RLock()
@@ -50,6 +52,8 @@ class Resources:
         """Forget everything."""
         self._given.clear()
         self._models.clear()
+        self._expected.clear()
+        self._streamed.clear()
         for cache in (self._read, self._inputs, self._activations, self._once, self._latest):
             cache.cache_clear()
 
@@ -70,10 +74,10 @@ class Resources:
         with self._turn:
             given = self._given.get(model)
             if given is None:
-                return self._loaded(model, where.dtype, where.device, reading)
+                return self._loaded(model, where.dtype, where.device, reading, where.streamed)
             return self._once(_with_tokenizer, given, reading.tokenizer) if reading.tokenizer else given
 
-    def _loaded(self, model: str, dtype: str, device: str, reading: ModelReading) -> Transformer:
+    def _loaded(self, model: str, dtype: str, device: str, reading: ModelReading, streamed: bool | None) -> Transformer:
         if (model, dtype, device, reading) not in self._models:
             while len(set(map(id, self._models.values()))) >= MODELS:
                 self._models.pop(next(iter(self._models)))
@@ -83,6 +87,7 @@ class Resources:
                 device=device or None,
                 tokenizer=reading.tokenizer or None,
                 family=reading.family,
+                streamed=streamed,
             )
             # a plan may leave the numbers to the model; its asks name them, and mean this model
             own = str(next(found.module.parameters()).dtype).removeprefix("torch.")
@@ -109,12 +114,20 @@ class Resources:
 
     def activations(self, batch: Sequence[AtText]) -> tuple[Activations, list[int]]:
         """Run the model on the windows of a batch; return what enters each layer, and the numbers of the windows."""
-        indices = sorted({ask.window.index for ask in batch})
-        first = batch[0]
+        key, indices = _run_of(batch)
         with self._turn:
-            return self._activations(
-                replace(first, layer=0, map="", window=replace(first.window, index=0)), tuple(indices)
-            ), indices
+            if not batch[0].where.streamed:
+                return self._activations(key, indices), list(indices)
+            # all batches go through every block together, so that it is read once
+            for other in map(_run_of, (batch, *(other for other in self._expected if isinstance(other[0], AtText)))):
+                if other not in self._streamed and other[0].where.streamed:
+                    self._streamed[other] = self._run_model(*other)
+            self._expected.clear()
+            return self._streamed[key, indices], list(indices)
+
+    def expect(self, batches: Iterable[Sequence[Ask]]) -> None:
+        """Say which batches will come."""
+        self._expected = list({id(batch): batch for batch in batches}.values())
 
     def entering(
         self, batch: Sequence[AtText], cell: Sequence[AtText]
@@ -147,6 +160,13 @@ class Resources:
         transformer, window = self.transformer(ask.model, ask.where, ask.reading), ask.window
         found = self.inputs(transformer, self.source(window), special_tokens=window.special_tokens)
         return transformer.activations(found.at(indices, length=window.length, stride=window.stride))
+
+
+def _run_of(batch: Sequence[Any]) -> tuple[AtText, tuple[int, ...]]:
+    """Return what a run of the model at a batch depends on, and the numbers of its windows."""
+    first = batch[0]
+    indices = tuple(sorted({ask.window.index for ask in batch}))
+    return replace(first, layer=0, map="", window=replace(first.window, index=0)), indices
 
 
 def seeded(asks: Iterable[Ask]) -> torch.Generator:

@@ -57,11 +57,17 @@ class Compute(JsonValue, frozen=True, kw_only=True):
         dtype: The numbers to compute with; nothing for those of the model.
         threads: How many threads a product uses; nothing for torch's own choice. Sums in another order differ in the
             last bit, which is no reason to measure again.
+        streamed: Whether weights come into memory one block at a time; nothing decides by the memory that is free.
     """
 
     device: Annotated[str, described("Where to compute, as torch names it.")] = ""
     dtype: Annotated[str, described("The numbers to compute with; those of the model by default.")] = ""
     threads: Annotated[int | None, described("How many threads a product uses."), NOT_IN_KEY] = None
+    streamed: Annotated[
+        bool | None,
+        described("Read weights one block at a time; where they take a third of the free memory by default."),
+        NOT_IN_KEY,
+    ] = None
 
     def __post_init__(self) -> None:
         """Refuse numbers that there are not."""

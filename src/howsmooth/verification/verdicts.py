@@ -1,5 +1,6 @@
 r"""Verdicts: whether a property of a network holds, with a proof or a counterexample."""
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from howsmooth.maps.affine import Affine
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.composition import Chain, leaves
 from howsmooth.maps.protocols import Map
+from howsmooth.proof_files import write_proof
 from howsmooth.verification.box_symbols import BoxSymbols
 from howsmooth.verification.branch_and_bound import BentUnits, MarginFunction, split
 from howsmooth.verification.network_expansion import LinearStage, expand
@@ -55,6 +57,31 @@ class Verdict:
     nodes: int = 0
     level: int = 0
     uses: dict[str, float] | None = None
+
+    def save(self, path: str | os.PathLike[str], network: Map | str | Path, property: Property | str | Path) -> None:  # noqa: A002
+        """Write a proof file of a counterexample: the box, the input, and the inequalities that its output satisfies.
+
+        Args:
+            path: A ``.json`` file.
+            network: What was verified, a map or an ONNX file.
+            property: The property that does not hold.
+
+        Raises:
+            AssumptionError: If the property is not falsified: files do not hold proofs of verdicts.
+        """
+        if self.counterexample is None:
+            raise AssumptionError(f"proof files hold counterexamples, and this property is {self.status}.")
+        if isinstance(network, str | Path):
+            from howsmooth.verification.onnx_network import read_onnx
+
+            network = read_onnx(network)
+        wanted = property if isinstance(property, Property) else read_vnnlib(property)
+        x, outputs = self.counterexample.double(), self.outputs
+        assert outputs is not None
+        A, b = next((A, b) for A, b in wanted.unsafe if bool((A @ outputs.double() >= b).all()))
+        arrays = {"input": x, "lower": wanted.lower.flatten(), "upper": wanted.upper.flatten(), "A": A, "b": b}
+        claim = {"kind": "counterexample"} | {name: array.tolist() for name, array in arrays.items()}
+        write_proof(path, network, [claim])
 
     def __repr__(self) -> str:
         """Return the verdict in one line."""

@@ -138,7 +138,7 @@ def opt(model: Any) -> Backbone:
 
 def bloom(model: Any) -> Backbone:
     """Read BLOOM: queries, keys and values interleaved head by head, ALiBi."""
-    heads, weight = model.config.n_head, model.h[0].self_attention.dense.weight
+    heads, weight = model.config.n_head, model.ln_f.weight
     bias = alibi_slopes(heads).to(weight)[:, None] * torch.arange(REACH).to(weight)
     after_norm = model.config.apply_residual_connection_post_layernorm
 
@@ -208,7 +208,7 @@ def _falcon_positions(model: Any) -> Positions:
         return Positions(causal=True, rotary=rotary(model))
     # the model rounds slopes, positions and their products to bfloat16, so they are not linear in the position
     slopes = alibi_slopes(config.num_attention_heads).bfloat16()
-    bias = (slopes[:, None] * torch.arange(config.max_position_embeddings)).to(model.h[0].self_attention.dense.weight)
+    bias = (slopes[:, None] * torch.arange(config.max_position_embeddings)).to(model.ln_f.weight)
     # the mask includes ALiBi already, and the module's own loop, which runs without a fused kernel, adds it once more
     times = 1 if config._attn_implementation == "sdpa" else 2
     scale = times / math.sqrt(config.hidden_size // config.num_attention_heads)

@@ -121,17 +121,22 @@ def _shown(value: object) -> str:
     return whole if len(whole) <= 40 else f"{whole[:37]}…"
 
 
-def check_parameter_count(config: Any, name: str, *, weights: int | None = None) -> None:
-    """Check that the parameters of a configuration fit into its weights, and into memory."""
+def check_parameter_count(config: Any, name: str, *, weights: int | None = None) -> int | None:
+    """Check that the parameters of a configuration fit into its weights, and return how many they are, if known."""
     count = parameter_count(config)
     if count is None:
-        return  # a composed family, which the loader checks itself
+        return None  # a composed family, which the loader checks itself
     if weights and count > 8 * weights:  # every format takes at least one bit for a parameter
         raise UnsupportedModelError(
             f"the config.json of {name!r} speaks of {count:,} parameters, more than its weights of {weights:,} bytes "
             "can hold; are they of another model?",
             field="model",
         )
+    return count
+
+
+def require_model_memory(config: Any, count: int, name: str) -> None:
+    """Refuse a model of so many parameters that does not fit into memory."""
     dtype = getattr(config, "dtype", None)
     each = (dtype if isinstance(dtype, torch.dtype) else torch.get_default_dtype()).itemsize
     require_memory(count * each, f"the model {name!r}, of {count:,} parameters,", field="model")

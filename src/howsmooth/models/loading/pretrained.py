@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import importlib.util
 import io
+import json
 import logging
 import pickle
 from collections.abc import Iterable, Iterator
@@ -16,9 +17,16 @@ import torch
 from torch import nn
 
 from howsmooth.errors import HowsmoothError, UnsupportedModelError
-from howsmooth.files import require_size
+from howsmooth.files import available_memory, read_bytes, require_size
+from howsmooth.models.families.registry import FAMILIES
 from howsmooth.models.inputs.text import HubTokenizer, Tokenizer, WordNumbers
-from howsmooth.models.loading.config_checks import check_config_file, check_gguf, check_parameter_count, weights_size
+from howsmooth.models.loading.config_checks import (
+    check_config_file,
+    check_gguf,
+    check_parameter_count,
+    require_model_memory,
+    weights_size,
+)
 from howsmooth.models.loading.names import (
     BUILT_IN,
     RANDOM,
@@ -29,12 +37,15 @@ from howsmooth.models.loading.names import (
     check_weights,
     not_found,
 )
+from howsmooth.models.loading.weight_files import WeightFiles
 from howsmooth.models.parts.ends import SentenceEmbedding, has_classes, has_untied_head, read_sentence_embedding
 
 # Special tokens with ids below this are at the beginning of a vocabulary, others at its end.
 FIRST_IDS = 1000
 # Files that are read into memory at once: configurations, vocabularies, merges, templates.
 TEXT_FILES = (".json", ".jsonl", ".txt", ".model", ".jinja")
+# Models whose weights take more than this share of the free memory are streamed.
+STREAMED_SHARE = 1 / 3
 # The language head in the transformers library.
 HEAD = "lm_head."
 
@@ -43,25 +54,30 @@ HEAD = "lm_head."
 class LoadedModel:
     """A module and its tokenizer."""
 
-    module: nn.Module  # the module
+    module: nn.Module  # the module; without memory if its weights stay in files
     tokenizer: Tokenizer | None  # its tokenizer, if there is one
     notes: tuple[str, ...] = ()  # remarks that a reader of its numbers needs
     sentence: SentenceEmbedding | str | None = None  # its sentence embedding, or why it cannot be read; none: no file
+    files: WeightFiles | None = None  # the files that its weights stay in; none if they were read
 
 
-def load_by_name(name: str, *, family: str = "") -> LoadedModel:
-    """Load the model of a name."""
+def load_by_name(name: str, *, family: str = "", streamed: bool | None = False) -> LoadedModel:
+    """Load the model of a name; streamed ones without their weights. None decides by the memory that is free."""
     check_model_name(name)
     if name.startswith(RANDOM):
         if family and family != name.removeprefix(RANDOM):
             raise UnsupportedModelError(f"{name!r} names its family itself, got {family!r} too.", field="family")
+        if streamed:
+            raise UnsupportedModelError(
+                f"the weights of {name!r} are in no file; leave streamed out.", field="streamed"
+            )
         return _random(name.removeprefix(RANDOM))
     if name in BUILT_IN:
         note, path = BUILT_IN[name].note, built_in_path(name)
         check_weights(name, path)
-        found = _pretrained(path, name, family)
+        found = _pretrained(path, name, family, streamed)
         return dataclasses.replace(found, notes=(note,) if note else ())
-    return _pretrained(Path(name), name, family)
+    return _pretrained(Path(name), name, family, streamed)
 
 
 def tokenizer_named(name: str) -> Tokenizer:
@@ -105,7 +121,9 @@ def _random(family: str) -> LoadedModel:
 
     config = CONFIG_MAPPING[family]()
     # the default shapes of some families are those of their largest models
-    check_parameter_count(config, RANDOM + family)
+    count = check_parameter_count(config, RANDOM + family)
+    if count is not None:
+        require_model_memory(config, count, RANDOM + family)
     with torch.random.fork_rng():
         torch.manual_seed(0)  # the same weights in every process
         module = AutoModel.from_config(config)
@@ -117,7 +135,7 @@ def _random(family: str) -> LoadedModel:
     return LoadedModel(module=module, tokenizer=WordNumbers(config.vocab_size, first=first), notes=notes)
 
 
-def _pretrained(path: Path, name: str, family: str) -> LoadedModel:
+def _pretrained(path: Path, name: str, family: str, streamed: bool | None) -> LoadedModel:
     """Load a folder, a GGUF file or a hub id; pickles are read with ``weights_only``, code of the model is not run."""
     source, options, notes = _locate(path, name)
     options["trust_remote_code"] = False  # or the loader would stop and ask
@@ -127,7 +145,11 @@ def _pretrained(path: Path, name: str, family: str) -> LoadedModel:
     with _quiet(), _parsing_once() if "gguf_file" in options else contextlib.nullcontext():
         try:
             config = _configuration(source, options, name, family)
-            check_parameter_count(config, name, weights=weights_size(path) if path.exists() else None)
+            count = check_parameter_count(config, name, weights=weights_size(path) if path.exists() else None)
+            if streamed or (streamed is None and _wants_streaming(config, count, options)):
+                return _without_weights(config, source, options, notes, name)
+            if count is not None:
+                require_model_memory(config, count, name)
             if getattr(config, "quantization_config", None) is None:
                 _require_real_weights(path, name)
             kind: Any = AutoModelForCausalLM if has_untied_head(config) else AutoModel
@@ -144,6 +166,70 @@ def _pretrained(path: Path, name: str, family: str) -> LoadedModel:
             module = module.base_model  # the loader filled the head with random weights
         sentence = read_sentence_embedding(lambda file: _beside(source, options, file))
         return LoadedModel(module=module, tokenizer=_tokenizer(source, options), notes=notes, sentence=sentence)
+
+
+def _wants_streaming(config: Any, count: int | None, options: dict[str, Any]) -> bool:
+    """Return whether a model of so many parameters is streamed unless told otherwise: a third of free memory is less.
+
+    Weights of half precision are measured in float32.
+    """
+    free = available_memory()
+    if count is None or free is None or "gguf_file" in options or config.model_type not in FAMILIES:
+        return False
+    quantised, pair = getattr(config, "quantization_config", None) is not None, config.is_encoder_decoder
+    return 4 * count > free * STREAMED_SHARE and not quantised and not pair
+
+
+def _without_weights(
+    config: Any, source: str, options: dict[str, Any], notes: tuple[str, ...], name: str
+) -> LoadedModel:
+    """Build a model on the meta device, and find its weights in safetensors files."""
+    from transformers import AutoModel
+
+    if "gguf_file" in options:
+        raise UnsupportedModelError(
+            f"{name!r} cannot be streamed: the tensors of a GGUF file are dequantised all at once; save the model as "
+            "safetensors first.",
+            field="streamed",
+        )
+    with _parameters_on_meta():
+        module = AutoModel.from_config(config)
+    files = WeightFiles.of(module, _safetensors(source, options, name), name)
+    sentence = read_sentence_embedding(lambda file: _beside(source, options, file))
+    tokenizer = _tokenizer(source, options)
+    return LoadedModel(module=module, tokenizer=tokenizer, notes=notes, sentence=sentence, files=files)
+
+
+def _safetensors(source: str, options: dict[str, Any], name: str) -> list[Path]:
+    """Return the safetensors files of a model: one, or those that an index lists."""
+    if (index := _beside(source, options, "model.safetensors.index.json")) is not None:
+        listed = json.loads(read_bytes(index, "the index of the weights", field="model"))["weight_map"].values()
+        found = [_beside(source, options, file) for file in sorted(set(listed))]
+    else:
+        found = [_beside(source, options, "model.safetensors")]
+    if None in found:
+        raise UnsupportedModelError(
+            f"{name!r} cannot be streamed: it has no safetensors files, or not all that its index lists; load it with "
+            "streamed=False.",
+            field="streamed",
+        )
+    return [file for file in found if file is not None]
+
+
+@contextlib.contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Let modules that are built now have parameters without memory; buffers, which no file may hold, have values."""
+    register = nn.Module.register_parameter
+
+    def without_memory(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        meta = None if parameter is None else nn.Parameter(parameter.to("meta"), requires_grad=False)
+        register(module, name, meta)
+
+    nn.Module.register_parameter = without_memory  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def _beside(source: str, options: dict[str, Any], file: str) -> Path | None:

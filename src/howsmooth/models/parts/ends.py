@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -281,16 +282,17 @@ def embed(transformer: "Transformer", tokens: Int[Tensor, "*batch n"], padding: 
     """Return the sum of the embeddings at their positions: the model runs until it has added them up."""
     path = _entry_path(transformer)
     _require_tokens(transformer, tokens)
-    device = next(transformer.module.parameters()).device
-    rows = tokens.reshape(-1, tokens.shape[-1]).to(device)
-    named = {} if padding is None else {"attention_mask": padding.reshape(rows.shape).to(device).long()}
-    found = input_of(path, ModuleCall(module=transformer.module, positional=(rows,), named=named))
+    rows = tokens.reshape(-1, tokens.shape[-1]).to(transformer.device)
+    named = {} if padding is None else {"attention_mask": padding.reshape(rows.shape).to(rows.device).long()}
+    with nullcontext() if transformer.stream is None else transformer.stream.words(rows):
+        found = input_of(path, ModuleCall(module=transformer.module, positional=(rows,), named=named))
     return found.reshape(*tokens.shape, found.shape[-1])
 
 
 @torch.no_grad()
 def lexicon(transformer: "Transformer", n: int) -> Lexicon:
     """Return all inputs that a model can have at ``n`` positions, none of which is padding."""
+    transformer.require_in_memory("a look at every token")
     words = _words(transformer)
     padding = getattr(getattr(transformer.module, "config", None), "pad_token_id", None)
     # not the padding token: positions may be counted from the first other token

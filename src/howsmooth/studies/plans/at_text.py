@@ -51,7 +51,9 @@ class ModelAndText:
             return list(range(len(self.transformer.layers)))
         if not layers:
             raise AssumptionError("layers must name at least one layer.", field="layer")
-        return [self.transformer.layer(layer).index for layer in sorted(set(layers))]
+        for layer in layers:
+            self.transformer.check_layer(layer)
+        return sorted(set(layers))
 
     def each(self, kind: type[AtText], layers: Sequence[int], part: str, **others: Any) -> Iterator[AtText]:
         """Yield the asks of a kind for every layer and window."""
@@ -109,13 +111,20 @@ def model_and_text(asked: Any, windows: Windows, resources: Resources, *, parts:
     transformer = resources.transformer(asked.model, where, reading)
     inputs = resources.inputs(transformer, source, special_tokens=windows.special_tokens)
     windows, remarks = _within_positions(windows, transformer) if inputs.lengths is None else (windows, ())
+    if transformer.stream is not None:
+        remarks += (transformer.stream.note,)
     dtype = str(next(transformer.module.parameters()).dtype).removeprefix("torch.")
     return ModelAndText(
         transformer=transformer,
         inputs=inputs,
         windows=_windows(windows, source, inputs),
         # the CPU has two names, and one key
-        where=replace(where, dtype=dtype, device="" if where.device == "cpu" else where.device),
+        where=replace(
+            where,
+            dtype=dtype,
+            device="" if where.device == "cpu" else where.device,
+            streamed=True if transformer.stream is not None else None,
+        ),
         reading=reading,
         remarks=remarks,
     )

@@ -214,6 +214,7 @@ class MeasureSettings(TypedDict, total=False):
     device: Any
     dtype: Any
     threads: int | None
+    streamed: bool | None
     certificate: bool
     released: bool
 
@@ -240,7 +241,7 @@ def measure(
             ``model``, ``network``, ``sentence``, ``logits``, ``classes``,
             ``to:3``, ``from:3``, ``layers:2-4``), ``metric`` (a name), ``per_head``,
             ``special_tokens``, ``stride``, ``rtol``, ``confidence``, ``certify``, ``max_steps``, ``seed``, ``device``,
-            ``dtype``, ``threads``, ``certificate``, ``released``.
+            ``dtype``, ``threads``, ``streamed``, ``certificate``, ``released``.
 
     Raises:
         HowsmoothError: If anything asked for cannot be had; before any long work.

@@ -23,12 +23,18 @@ OPENING = 8
 
 def keep_model(store: Store, transformer: Transformer, notes: tuple[str, ...] = ()) -> None:
     """Keep what is known about a model before any work, and notes on what it reads."""
-    if not store.agree(f"weights of {transformer.name}", transformer.digest):
+    stamp = None if transformer.stream is None else transformer.stream.files.stamp
+    name = f"files of {transformer.name}"
+    if stamp is not None and store.fact(name) == stamp:
+        pass  # nobody has written to them since: reading all of them takes as long as the disk
+    elif not store.agree(f"weights of {transformer.name}", transformer.digest):
         raise FileError(
             f"the run in {str(store.folder)!r} was begun with other weights of {transformer.name!r}; give another "
             "folder with out=.",
             field="out",
         )
+    if stamp is not None:
+        store.keep(name, stamp)
     store.keep(f"notes on {transformer.name}", to_json(transformer.notes + notes))
 
 
@@ -39,7 +45,8 @@ def kept_notes(store: Store, model: str) -> tuple[str, ...]:
 
 def keep_ladders(store: Store, measurement: Measurement, transformer: Transformer) -> None:
     """Keep every bound for the layers of a measurement, unless they are kept already: about a second for each."""
-    for layer in measurement.layers:
+    # layer by layer: blocks may come from their files
+    for layer in sorted(measurement.layers, key=lambda found: found.layer):
         place = (measurement.model, measurement.map, measurement.metric, layer.layer, layer.length, layer.ball)
         kept_ladder(store, *place, transformer)
 
@@ -62,8 +69,9 @@ def kept_ladder(
         return BoundsTable.from_json(kept)
     if transformer is None:
         return NO_BOUNDS
-    site, refused = transformer.layers[layer], "the theorems are about attention alone."
-    f = None if site.attention is None or part == "block" or MapName.parse(part).spans_layers else site.map(part)
+    refused = "the theorems are about attention alone."
+    alone = transformer.layers[layer].attention is not None and part != "block"
+    f = transformer.layer(layer).map(part) if alone and not MapName.parse(part).spans_layers else None
     try:
         found = table(f, n=n, radius=radius, heads=PROMISING, metric=metric) if isinstance(f, Attention) else None
     except AssumptionError as error:

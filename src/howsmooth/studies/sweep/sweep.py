@@ -33,12 +33,13 @@ class WorkUnit:
 
 def units(asks: Iterable[Ask], finished: frozenset[str]) -> list[WorkUnit]:
     """Return the work that is left: a cell is done whole or not at all, so that its answers never depend on when."""
-    return [
+    work = [
         WorkUnit(batch=batch, cell=cell)
         for batch in batches(asks)
         for cell in cells(batch)
         if not all(ask.key in finished for ask in cell)
     ]
+    return sorted(work, key=lambda unit: unit.cell[0].turn)
 
 
 def batches(asks: Iterable[Ask]) -> list[tuple[Ask, ...]]:

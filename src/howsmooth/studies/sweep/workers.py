@@ -75,6 +75,7 @@ def in_process(work: Sequence[WorkUnit], resources: Resources, threads: int | No
     products are large, and memory may be short. Threads take turns in loading.
     """
     count = torch.get_num_threads() if threads is None else threads
+    resources.expect([unit.batch for unit in work])
     together = [unit for unit in work if not unit.alone]
     if count == 1 or len(together) == 1:
         together = []

@@ -1,0 +1,75 @@
+"""Counterexamples, checked: an input of a box whose output is unsafe, evaluated in ball arithmetic."""
+
+from typing import Any
+
+import numpy as np
+
+from howsmooth.check.attention import AttentionAt
+from howsmooth.check.balls import Ball, ball, between
+from howsmooth.check.certificates import ACTIVATIONS, NormStage
+from howsmooth.check.outcomes import CannotCheck, Refuted, numbers
+
+
+def check_counterexample(steps: list[Any], claim: dict[str, Any]) -> None:
+    r"""Check that the ``input`` lies between ``lower`` and ``upper``, and that its output y has :math:`Ay\ge b`.
+
+    Raises:
+        Refuted: If it does not, or not provably.
+        CannotCheck: If shapes do not fit, or a step is not known here.
+    """
+    x, lower, upper, A, b = (numbers(claim, name) for name in ("input", "lower", "upper", "A", "b"))
+    if not x.shape == lower.shape == upper.shape or A.ndim != 2 or b.shape != A.shape[:1]:
+        raise CannotCheck("the input and its bounds have one shape, and A has as many rows as b")
+    if not ((lower <= x) & (x <= upper)).all():
+        raise Refuted(0, "the input lies outside of the box")
+    y = forward(steps, ball(x)).reshape(-1)
+    left = ((ball(A) @ y.reshape(-1, 1)).reshape(-1) - b).lower
+    if not (left >= 0).all():
+        raise Refuted(1, f"the output is not proven to be unsafe: {float(left.min())} is left")
+
+
+def forward(steps: list[Any], x: Ball) -> Ball:
+    """Return the output of a network; a step may add the input of the step so many before the next one."""
+    first = steps[0].arrays
+    shape = first["weight"].shape[2:] if steps[0].kind == "affine" else (-1, _width(first))
+    values = [x.reshape(*shape)]
+    for step in steps:
+        y, back = _applied(step, values[-1]), int(step.settings.get("residual", 0))
+        values.append(y + values[-back] if back else y)
+    return values[-1]
+
+
+def _width(arrays: dict[str, Any]) -> int:
+    """Return the width of the tokens that a step takes."""
+    (name,) = [name for name in ("query", "gain", "up", "weight") if name in arrays][:1]
+    return int(arrays[name].shape[-1])
+
+
+def _applied(step: Any, X: Ball) -> Ball:
+    x, kind = step.arrays, step.kind
+    if kind == "affine":
+        m, out, n, d = x["weight"].shape
+        return (ball(x["weight"].reshape(m * out, n * d)) @ X.reshape(n * d, 1)).reshape(m, out) + x["bias"]
+    if kind == "attention":
+        return AttentionAt.of(step, X).value()
+    if kind == "norm":
+        return NormStage(step, X).value
+    if kind == "mlp":
+        hidden = X @ x["up"].T + x.get("up_bias", 0.0)
+        return activated(step.settings["activation"], hidden) @ x["down"].T + x.get("down_bias", 0.0)
+    if kind == "dense":
+        return X @ x["weight"].T + x.get("bias", 0.0)
+    if kind == "pointwise":
+        return activated(step.settings["activation"], X)
+    if kind == "pooling" and x["weights"].ndim == 1:
+        return ball(x["weights"][None]) @ X
+    raise CannotCheck(f"steps of the kind {kind!r} are not known here")
+
+
+def activated(name: str, x: Ball) -> Ball:
+    """Apply an activation to every entry."""
+    if name == "relu":
+        return between(np.maximum(x.lower, 0), np.maximum(x.upper, 0))
+    if name not in ACTIVATIONS:
+        raise CannotCheck(f"the activation {name!r} is not known here")
+    return x.map(ACTIVATIONS[name][0])

@@ -1,0 +1,121 @@
+"""Weights that stay in safetensors files: which tensor of a module lies where, and one of them at a time in memory."""
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from howsmooth.errors import NonFiniteError, UnsupportedModelError
+
+# Numbers that weights are read in, by their names in safetensors.
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WeightFiles:
+    """The weights of a module in files, converted as they are read.
+
+    Attributes:
+        model: The name of the model, for messages.
+        places: The file of each tensor and its name there, by its name in the module.
+        dtypes: The dtypes of the numbers in the files.
+        rounded: The dtype that weights are rounded to first; none if they are taken as they are.
+        dtype: The dtype that they are converted to.
+        device: The device that they are moved to.
+    """
+
+    model: str
+    places: Mapping[str, tuple[Path, str]]
+    dtypes: frozenset[torch.dtype]
+    rounded: torch.dtype | None = None
+    dtype: torch.dtype = torch.float32
+    device: torch.device | str = "cpu"
+
+    @classmethod
+    def of(cls, module: Any, files: Sequence[Path], model: str) -> "WeightFiles":
+        """Find every parameter of a module in some files, by its name or that behind the prefix of its family.
+
+        Headers alone are read. Weights that are stored in other shapes than the module has are refused.
+        """
+        stored = {key: (file, *about) for file in files for key, about in _header(file).items()}
+        prefix = f"{getattr(module, 'base_model_prefix', '')}."
+        # parameters that are tied are stored under one of their names
+        names: dict[int, list[str]] = {}
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            names.setdefault(id(parameter), []).append(name)
+        places, dtypes = {}, set()
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            alike = [key for alias in names[id(parameter)] for key in (alias, prefix + alias) if key in stored]
+            if not alike and name.startswith("pooler"):
+                continue
+            if not alike:
+                raise UnsupportedModelError(
+                    f"{model!r} cannot be streamed: its safetensors files hold no {name!r}, which the loader of "
+                    "transformers makes of other tensors, or of none; load it with streamed=False.",
+                    field="streamed",
+                )
+            file, shape, kind = stored[alike[0]]
+            if shape != tuple(parameter.shape):
+                raise UnsupportedModelError(
+                    f"no model can be loaded from {model!r}: {alike[0]!r} has the shape {shape}, but its config.json "
+                    f"speaks of {tuple(parameter.shape)}.",
+                    field="model",
+                )
+            if kind not in DTYPES:
+                raise UnsupportedModelError(
+                    f"the weights of {model!r} are {kind} ({alike[0]!r}), which is not streamed; convert the model to "
+                    "bfloat16 or float32 first.",
+                    field="model",
+                )
+            places[name] = (file, alike[0])
+            dtypes.add(DTYPES[kind])
+        return cls(model=model, places=places, dtypes=frozenset(dtypes))
+
+    def read(self, name: str, rows: Tensor | None = None) -> Tensor:
+        """Read one tensor, or some rows of it, and convert it."""
+        from safetensors import safe_open
+
+        file, key = self.places[name]
+        with safe_open(file, framework="pt") as tensors:
+            # what is stored is mapped, not copied: of a table only the pages of its rows are read
+            found = tensors.get_tensor(key)
+            found = found if rows is None else found[rows]
+            if not bool(torch.isfinite(found).all()):
+                raise NonFiniteError(
+                    f"the weights of {self.model!r} hold NaN or infinity, first in {name!r}.", field="model"
+                )
+            found = found if self.rounded is None else found.to(self.rounded)
+            return found.to(device=self.device, dtype=self.dtype)
+
+    def fill(self, module: nn.Module, path: str) -> None:
+        """Give all parameters of a part of a module their values."""
+        part = module.get_submodule(path)
+        names = {name: f"{path}.{name}".removeprefix(".") for name, _parameter in part.named_parameters()}
+        values = {name: self.read(whole) for name, whole in names.items() if whole in self.places}
+        part.load_state_dict(values, strict=False, assign=True)
+
+    @property
+    def size(self) -> int:
+        """The size of all files in bytes."""
+        return sum(file.stat().st_size for file in {file for file, _key in self.places.values()})
+
+    @property
+    def stamp(self) -> str:
+        """A hash of the names, sizes and times of the files: equal if nobody has written to them."""
+        files = sorted({file for file, _key in self.places.values()})
+        about = [(file.name, os.stat(file).st_size, os.stat(file).st_mtime_ns) for file in files]
+        return hashlib.blake2b(repr(about).encode(), digest_size=8).hexdigest()
+
+
+def _header(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Return the shape and the kind of numbers of every tensor in a file."""
+    from safetensors import safe_open
+
+    with safe_open(file, framework="pt") as tensors:
+        slices = {key: tensors.get_slice(key) for key in tensors.keys()}  # noqa: SIM118
+        return {key: (tuple(found.get_shape()), found.get_dtype()) for key, found in slices.items()}

@@ -1,0 +1,322 @@
+"""Models larger than memory: blocks come from their files one at a time, and all windows go through each together.
+
+The module is built without memory (on the meta device). What is not in a block stays in memory, except the table of
+tokens, of which the rows that are read come and go. A block is filled when something of its layer is asked for, and
+emptied when another is: maps that were read of it keep their weights as long as somebody holds them.
+"""
+
+import dataclasses
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from howsmooth.errors import UnsupportedModelError
+from howsmooth.files import gigabytes
+from howsmooth.linear_operators import Operator
+from howsmooth.maps.composition import Chain
+from howsmooth.maps.protocols import Jacobian, Map
+from howsmooth.models.activations import Activations, OnDemand
+from howsmooth.models.attention_layer import AttentionLayer
+from howsmooth.models.autograd.hooks import (
+    ModuleCall,
+    StopForward,
+    hooked,
+    recorded_calls,
+    recorded_outputs,
+    without_cache,
+)
+from howsmooth.models.families.parameters import token_table
+from howsmooth.models.loading.weight_files import WeightFiles
+from howsmooth.models.module_comparison import layer_difference
+from howsmooth.models.parts.block import block
+
+if TYPE_CHECKING:  # tokens are embedded by a transformer, which may have a stream
+    from howsmooth.models.parts.ends import Ends
+
+
+class BlockStream:
+    """The blocks of a module without memory, of which one is filled at a time.
+
+    Args:
+        module: The model without its head.
+        files: Its weights.
+        read: What reads the layers of the module as it is.
+    """
+
+    def __init__(self, module: nn.Module, files: WeightFiles, read: Callable[[nn.Module], Sequence[AttentionLayer]]):
+        self.module, self.files, self._read = module, files, read
+        self.layers = tuple(read(module))  # their weights are not in memory
+        self.reads = 0  # how many blocks were read so far
+        self._filled = ""
+        self._walks: weakref.WeakSet[Walk] = weakref.WeakSet()
+        self._compared: set[int] = set()
+        table = token_table(module)
+        self._table = next((path for path, part in module.named_modules() if part is table), None)
+        blocks = tuple(f"{layer.block_path}." for layer in self.layers)
+        with torch.no_grad():
+            values = {
+                name: files.read(name)
+                for name in files.places
+                if not name.startswith(blocks) and name != f"{self._table}.weight"
+            }
+        module.load_state_dict(values, strict=False, assign=True)
+
+    @property
+    def note(self) -> str:
+        """What a user has to know."""
+        size = gigabytes(self.files.size)
+        return f"the weights of {self.files.model!r} ({size}) stay in their files, and come in block by block"
+
+    def fill(self, index: int) -> nn.Module:
+        """Return the block of a layer, filled; the one before is emptied."""
+        path = self.layers[index].block_path
+        if path != self._filled:
+            self._empty()
+            self.files.fill(self.module, path)
+            self._filled = path
+            self.reads += 1
+        return self.module.get_submodule(path)
+
+    def _empty(self) -> None:
+        if not self._filled:
+            return
+        part, self._filled = self.module.get_submodule(self._filled), ""
+        part.load_state_dict({name: p.to("meta") for name, p in part.named_parameters()}, strict=False, assign=True)
+
+    def layer(self, index: int) -> AttentionLayer:
+        """Return a layer with its weights."""
+        self.fill(index)
+        found = self._read(self.module)[index]
+        if any(x.is_meta for x in _tensors(found)):
+            raise UnsupportedModelError(
+                f"{self.files.model!r} cannot be streamed: its layer {index} reads weights of other blocks; load it "
+                "with streamed=False.",
+                field="streamed",
+            )
+        return found
+
+    @contextmanager
+    def words(self, tokens: Tensor) -> Iterator[None]:
+        """Fill the rows of the table of tokens that some tokens need."""
+        if self._table is None or tokens.is_floating_point():
+            yield
+            return
+        table: Any = self.module.get_submodule(self._table)
+        kept, rows = table.weight, tokens.unique()
+        # the system gives memory to rows that are written, and to no others
+        weight = torch.empty(kept.shape, dtype=kept.dtype, device=self.files.device)
+        weight[rows] = self.files.read(f"{self._table}.weight", rows.cpu())
+        table.weight = nn.Parameter(weight, requires_grad=False)
+        try:
+            yield
+        finally:
+            table.weight = kept
+
+    def activations(self, run: ModuleCall, padding: Bool[Tensor, "batch n"] | None, ends: "Ends") -> Activations:
+        """Return the inputs of all layers, each computed when it is asked for: fastest in the order of layers."""
+        walk, count = Walk(self, run, padding), len(self.layers)
+        self._walks.add(walk)
+        return Activations(
+            layers=OnDemand(count, walk.layer),
+            padding=padding,
+            ends=ends,
+            run=run,
+            embedded=None if ends.stem is None or ends.stem.path is None else walk.call((ends.stem.path,)),
+            attention_calls=OnDemand(count, lambda index: walk.at(index).attention_call),
+            block_calls=OnDemand(count, lambda index: walk.at(index).block_call),
+            streamed=walk.blocks,
+        )
+
+    def advance(self, walk: "Walk", index: int) -> None:
+        """Move a walk to a layer; others that stand at the same block go with it, so that each block is read once."""
+        if walk.index > index:
+            walk.restart()
+        while walk.index < index:
+            here = walk.index
+            self.fill(here + 1)
+            for other in [other for other in self._walks if other.index == here]:
+                other.enter()
+
+    def compare(self, walk: "Walk", layer: AttentionLayer) -> None:
+        """Compare the maps of a layer with its module once: at the first sequence that is run."""
+        if layer.index in self._compared:
+            return
+        attention, whole = (walk.attention_call, walk.attention_output), (walk.block_call, walk.block_output)
+        if why := layer_difference(layer, walk.padding, attention, whole):
+            raise UnsupportedModelError(f"{why}; load the model with streamed=False.", field="streamed")
+        self._compared.add(layer.index)
+
+
+class Walk:
+    """One batch on its way through the blocks of a stream.
+
+    It stands in one block, of which it knows the call, that of its attention, and what they put out. To find the call
+    of the next block, the module runs anew; every block that is behind puts out what the last one did.
+    """
+
+    def __init__(self, stream: BlockStream, run: ModuleCall, padding: Tensor | None) -> None:
+        self.stream, self.run, self.padding = stream, run, padding
+        self.restart()
+
+    def restart(self) -> None:
+        """Go back to where no block has run."""
+        self.index = -1
+        self._output: Any = None
+        self.attention_call = self.block_call = self.run
+
+    def at(self, index: int) -> "Walk":
+        """Go to a layer."""
+        self.stream.advance(self, index)
+        return self
+
+    def layer(self, index: int) -> AttentionLayer:
+        """Go to a layer and return it with its weights, compared with its module."""
+        self.at(index)
+        found = self.stream.layer(index)
+        self.stream.compare(self, found)
+        return found
+
+    @torch.no_grad()
+    def enter(self) -> None:
+        """Run the next block, which is filled."""
+        index = self.index + 1
+        layer = self.stream.layers[index]
+        call = self.call([layer.block_path for layer in self.stream.layers], index)
+        part = self.stream.module.get_submodule(layer.block_path)
+        attention, output = (
+            path.removeprefix(layer.block_path).removeprefix(".") for path in (layer.attention_path, layer.output_path)
+        )
+        positional, named = call.at(call.tokens)
+        with recorded_calls(part, {attention: 1}) as calls, recorded_outputs(part, {output, ""}) as outputs:
+            self._output = part(*positional, **named)
+        self.block_call, self.attention_call = call, calls[attention, 0]
+        self.block_output, self.attention_output = outputs["", 0], outputs[output, 0]
+        self.index = index
+
+    def blocks(self, first: int, last: int, before: Sequence[Map], behind: Sequence[Map]) -> "StreamedBlocks":
+        """Return consecutive blocks, and maps before and behind them, as one map."""
+
+        def read(index: int) -> Chain:
+            layer = self.stream.layer(index)
+            return block(layer, layer.padded(self.padding))
+
+        parts: list[Callable[[], Chain]] = [functools.partial(read, index) for index in range(first, last + 1)]
+        parts = [functools.partial(Chain, *before)] * bool(before) + parts
+        return StreamedBlocks(parts + [functools.partial(Chain, *behind)] * bool(behind), self.stream.files.dtype)
+
+    def call(self, paths: Sequence[str], before: int = 0) -> ModuleCall:
+        """Run the module, whose blocks put out what the last one did, and return a call of one of the parts at paths.
+
+        So many calls come ``before``.
+        """
+        module, found, calls = self.stream.module, list[ModuleCall](), iter(range(before))
+        blocks = {layer.block_path for layer in self.stream.layers}
+
+        def arrive(call: ModuleCall, _turn: int) -> None:
+            if next(calls, None) is None:
+                found.append(call)
+                raise StopForward
+
+        with (
+            _answering([module.get_submodule(path) for path in blocks], self._output),
+            self.stream.words(self.run.tokens),
+            without_cache(module),
+            hooked(module, inputs=dict.fromkeys(paths, arrive), prepend=True),
+        ):
+            module(*self.run.positional, **self.run.named)
+        return found[0]
+
+
+@contextmanager
+def _answering(parts: Sequence[Any], output: Any) -> Iterator[None]:
+    """Let some modules put out what is given, whatever they read."""
+    for part in parts:
+        part.forward = lambda *_positional, **_named: output
+    try:
+        yield
+    finally:
+        for part in parts:
+            del part.forward
+
+
+class StreamedBlocks:
+    """Consecutive blocks and the maps behind them, as one map whose products stream through the blocks.
+
+    What enters every block is kept; a product linearises one block after the other there.
+    """
+
+    def __init__(self, parts: Sequence[Callable[[], Chain]], dtype: torch.dtype) -> None:
+        self.parts, self.dtype = parts, dtype  # each part is read when it is called for
+
+    def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n out"]:
+        """Apply one block after the other."""
+        for read in self.parts:
+            X = read()(X)
+        return X
+
+    def jacobian(self, X: Float[Tensor, "*batch n d"]) -> "StreamedJacobian":
+        """Run the blocks once and keep what enters them."""
+        entering = []
+        for read in self.parts:
+            entering.append(X)
+            X = read()(X)
+        first = entering[0]
+        return StreamedJacobian(
+            parts=self.parts,
+            entering=entering,
+            batch=tuple(first.shape[:-2]),
+            domain=tuple(first.shape[-2:]),
+            codomain=tuple(X.shape[-2:]),
+            dtype=X.dtype,
+            device=X.device,
+        )
+
+    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> "StreamedBlocks":
+        """Return the same map, each part converted when it is read."""
+        parts = [lambda read=read: read().to(dtype, device) for read in self.parts]
+        return StreamedBlocks(parts, self.dtype if dtype is None else dtype)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StreamedJacobian(Operator):
+    """The derivative of blocks that come from their files: every product reads all of them once."""
+
+    parts: Sequence[Callable[[], Chain]]
+    entering: Sequence[Tensor]  # what enters each part
+    rows: Tensor | None = None  # which operators of the batch; none for all
+
+    def _push(self, E: Tensor) -> Tensor:
+        for read, X in zip(self.parts, self.entering, strict=True):
+            E = self._at(read(), X).jvp(E)
+        return E
+
+    def _pull(self, G: Tensor) -> Tensor:
+        for read, X in zip(reversed(self.parts), reversed(self.entering), strict=True):
+            G = self._at(read(), X).vjp(G)
+        return G
+
+    def _at(self, part: Chain, X: Tensor) -> Jacobian:
+        # masks of padding are those of the whole batch
+        found = part.jacobian(X)
+        return found if self.rows is None else found.take(self.rows)
+
+    def take(self, index: Tensor) -> "StreamedJacobian":
+        """Return some operators of the batch."""
+        rows = index if self.rows is None else self.rows[index]
+        return dataclasses.replace(self, rows=rows, batch=(len(index),))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in the fields of dataclasses."""
+    if isinstance(value, Tensor):
+        yield value
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _tensors(getattr(value, field.name))

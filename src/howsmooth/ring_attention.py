@@ -1,0 +1,334 @@
+r"""One sequence over several processes: each holds consecutive tokens, and keys and values go around.
+
+With the weights :math:`P_{ij} = e^{S_{ij} - \ell_i}`, where :math:`\ell_i` is the log-sum-exp of a row over the keys of
+all processes, a product with the derivative is a sum over blocks of keys,
+
+.. math::
+    \dot o_i = \sum_j P_{ij}\bigl(\dot S_{ij}\,v_j + \dot v_j\bigr) - \Bigl(\sum_j P_{ij}\dot S_{ij}\Bigr)o_i,\qquad
+    \bar S_{ij} = P_{ij}\bigl(\langle g_i, v_j\rangle - \langle g_i, o_i\rangle\bigr),
+
+so that every process adds up what its queries do with the keys that visit it; what its queries pull back to keys and
+values goes home. Memory is that of the tokens of one process, the visitors', and a tile of scores.
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor
+
+from howsmooth.errors import AssumptionError, ClusterError, ShapeError
+from howsmooth.torch_internals import add_product
+
+# How many scores a tile has.
+TILE = 2**19
+# How many rows are drawn at a time, so that random vectors do not depend on how tokens are shared out.
+DRAWN_ROWS = 1024
+# Adds biases of positions to the scores of some rows and columns of the sequence, in place.
+Bias = Callable[[Tensor, slice, slice], None]
+
+
+@contextlib.contextmanager
+def _answering() -> Iterator[None]:
+    """Say in one way that another process is lost; backends say it in many."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ClusterError(
+            "a process of the group was lost, or did not answer within the time-out of the group; start all of them "
+            f"again ({str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__})."
+        ) from error
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenRing:
+    """A group of processes that share out the tokens of one sequence, in the order of their ranks."""
+
+    group: "dist.ProcessGroup"
+    rank: int
+    lengths: tuple[int, ...]  # how many tokens each process holds
+
+    @classmethod
+    def of(cls, group: "dist.ProcessGroup", X: Float[Tensor, "*batch n d"]) -> "TokenRing":
+        """Tell all processes how many tokens this one has; shapes that do not fit together are refused everywhere."""
+        said: list[Any] = [None] * dist.get_world_size(group)
+        with _answering():
+            dist.all_gather_object(said, (tuple(X.shape), str(X.dtype)), group=group)
+        others = {(shape[:-2], shape[-1:], dtype) for shape, dtype in said}
+        if len(others) > 1 or any(len(shape) < 2 or not math.prod(shape) for shape, _dtype in said):
+            found = ", ".join(f"{shape} {dtype.removeprefix('torch.')}" for shape, dtype in said)
+            raise ShapeError(
+                "every process must hold at least one token (*batch, n, d), with the same batch, d and dtype; they "
+                f"hold {found}.",
+                field="X",
+            )
+        return cls(group=group, rank=dist.get_rank(group), lengths=tuple(shape[-2] for shape, _dtype in said))
+
+    def rows(self, rank: int) -> slice:
+        """Return which tokens of the sequence a process holds."""
+        start = sum(self.lengths[:rank])
+        return slice(start, start + self.lengths[rank])
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Add up over all processes; all have the same result, bit by bit."""
+        total = x.clone()
+        with _answering():
+            dist.all_reduce(total, group=self.group)
+        return total
+
+    def agreed(self, number: int) -> int:
+        """Return what the first process says."""
+        said = [number]
+        with _answering():
+            dist.broadcast_object_list(said, src=dist.get_global_rank(self.group, 0), group=self.group)
+        return said[0]
+
+    def draw(self, like: Float[Tensor, "*batch n d"], generator: torch.Generator | None) -> Tensor:
+        """Draw the part of a Gaussian vector; the whole does not depend on how many processes there are."""
+        mine, parts = self.rows(self.rank), []
+        for start in range(0, sum(self.lengths), DRAWN_ROWS):
+            shape = (*like.shape[:-2], DRAWN_ROWS, like.shape[-1])
+            block = torch.randn(shape, dtype=like.dtype, generator=generator)
+            parts.append(block[..., max(mine.start - start, 0) : max(mine.stop - start, 0), :])
+        return torch.cat(parts, dim=-2).to(like.device)
+
+    def trade(self, step: int, sent: list[tuple[int, Tensor]], received: list[tuple[int, Tensor]]) -> list[Any]:
+        """Begin to send tensors to processes and to receive others; return what to wait for."""
+        operations = [
+            dist.P2POp(what, x, dist.get_global_rank(self.group, peer), self.group, tag=step)
+            for what, some in ((dist.isend, sent), (dist.irecv, received))
+            for peer, x in some
+        ]
+        with _answering():
+            return dist.batch_isend_irecv(operations) if operations else []
+
+    def wait(self, pending: list[Any]) -> None:
+        """Wait for tensors on their way."""
+        with _answering():
+            for work in pending:
+                work.wait()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RingAttention:
+    """Attention of one sequence over a ring at given queries, keys and values, ready for products."""
+
+    ring: TokenRing
+    q: Float[Tensor, "stack shared n k"]  # scaled; heads that share keys beside each other
+    k: Float[Tensor, "stack n k"]
+    v: Float[Tensor, "stack n v"]
+    causal: bool = False
+    window: int | None = None
+    softcap: float | None = None
+    bias: Bias | None = None
+    sink: Float[Tensor, "stack shared"] | None = None
+    o: Float[Tensor, "stack shared n v"]
+    log_sum_exp: Float[Tensor, "stack shared n 1"]
+
+    @classmethod
+    def at(cls, **settings: Any) -> "RingAttention":
+        """Compute outputs and log-sum-exps, which the softmax carries along from visitor to visitor."""
+        q, v, sink = settings["q"], settings["v"], settings.get("sink")
+        empty = q.new_zeros(*q.shape[:-1], v.shape[-1]), q.new_full((*q.shape[:-1], 1), -math.inf)
+        self = cls(**settings, o=empty[0], log_sum_exp=empty[1])
+        o, total = self.o, self.log_sum_exp
+        if sink is not None:
+            total.copy_(sink[..., None, None].expand(total.shape))
+        for peer, (k, v), _home in self._visits(self.k, self.v):
+            for rows, columns in self._tiles(peer):
+                S, _slope = self._scores(peer, k, rows, columns)
+                before, here = total[:, :, rows], S.logsumexp(-1, keepdim=True)
+                after = torch.logaddexp(before, here)
+                shift = after.masked_fill(torch.isneginf(after), 0.0)  # rows that have seen nothing yet
+                moved = torch.bmm(S.sub_(shift).exp_().flatten(1, 2), v[:, columns])
+                o[:, :, rows] = o[:, :, rows] * (before - shift).exp() + moved.view(*S.shape[:-1], -1)
+                total[:, :, rows] = after
+        return self
+
+    def push(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Float[Tensor, "stack shared n v"]:
+        """Push perturbations of scaled queries, keys and values forward."""
+        dq = dq.reshape(self.q.shape)
+        moved, mean = torch.zeros_like(self.o), torch.zeros_like(self.log_sum_exp)
+        for peer, (k, v, k_moved, v_moved), _home in self._visits(self.k, self.v, dk, dv):
+            for rows, columns in self._tiles(peer):
+                P, slope = self._weights(peer, k, rows, columns)
+                left, mine = dq[:, :, rows].flatten(1, 2), self.q[:, :, rows].flatten(1, 2)
+                dS = add_product(torch.bmm(left, k[:, columns].mT), mine, k_moved[:, columns].mT).view(P.shape)
+                dS = P * dS if slope is None else P * dS * slope
+                mean[:, :, rows] += dS.sum(-1, keepdim=True)
+                found = add_product(torch.bmm(dS.flatten(1, 2), v[:, columns]), P.flatten(1, 2), v_moved[:, columns])
+                moved[:, :, rows] += found.view(*P.shape[:-1], -1)
+        return moved - mean * self.o
+
+    def pull(self, g: Float[Tensor, "stack shared n v"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Pull a cotangent of the outputs back to scaled queries, keys and values."""
+        g, dq = g.reshape(self.o.shape), torch.zeros_like(self.q)
+        mean = (g * self.o).sum(-1, keepdim=True)
+        dk_home, dv_home = torch.zeros_like(self.k), torch.zeros_like(self.v)
+        for peer, (k, v), home in self._visits(self.k, self.v):
+            dk, dv = (dk_home, dv_home) if peer == self.ring.rank else (torch.zeros_like(k), torch.zeros_like(v))
+            for rows, columns in self._tiles(peer):
+                P, slope = self._weights(peer, k, rows, columns)
+                G, mine = g[:, :, rows].flatten(1, 2), self.q[:, :, rows].flatten(1, 2)
+                dS = torch.bmm(G, v[:, columns].mT).view(P.shape).sub_(mean[:, :, rows]).mul_(P)
+                dS = (dS if slope is None else dS.mul_(slope)).flatten(1, 2)
+                dq[:, :, rows] += torch.bmm(dS, k[:, columns]).view(*P.shape[:-1], -1)
+                dk[:, columns] += torch.bmm(dS.mT, mine)
+                dv[:, columns] += torch.bmm(P.flatten(1, 2).mT, G)
+            for mine, theirs in zip((dk_home, dv_home), home(dk, dv), strict=False):
+                mine += theirs
+        return dq, dk_home, dv_home
+
+    def take(self, index: Tensor, groups: int) -> "RingAttention":
+        """Pick some entries of the batch, which has ``groups`` rows of the stack for each."""
+        some = {
+            name: x.unflatten(0, (-1, groups))[index].flatten(0, 1)
+            for name in ("q", "k", "v", "o", "log_sum_exp", "sink")
+            if (x := getattr(self, name)) is not None
+        }
+        return dataclasses.replace(self, **some)
+
+    def _sees(self, rank: int, peer: int) -> bool:
+        """Tell whether some query of a process sees a key of another."""
+        rows, columns = self.ring.rows(rank), self.ring.rows(peer)
+        if self.causal and columns.start >= rows.stop:
+            return False
+        gap = max(rows.start - columns.stop, columns.start - rows.stop) + 1
+        return self.window is None or gap < self.window
+
+    def _visits(self, *own: Tensor) -> Iterator[tuple[int, tuple[Tensor, ...], Callable[..., list[Tensor]]]]:
+        """Yield the number of every process that is seen here, its tensors, and what sends results home to it.
+
+        The next visitors are on their way while one is here. All processes must take part to the end.
+        """
+        ring, size = self.ring, len(self.ring.lengths)
+        own = tuple(x.contiguous() for x in own)
+
+        def begin(step: int) -> tuple[tuple[Tensor, ...], list[Any]]:
+            reader, peer = (ring.rank + step) % size, (ring.rank - step) % size
+            sent = [(reader, x) for x in own] if self._sees(reader, ring.rank) else []
+            shapes = [(*x.shape[:-2], ring.lengths[peer], x.shape[-1]) for x in own if self._sees(ring.rank, peer)]
+            there = tuple(own[0].new_empty(shape) for shape in shapes)
+            return there, ring.trade(2 * step, sent, [(peer, x) for x in there])
+
+        yield ring.rank, own, lambda *_results: []
+        ahead = begin(1) if size > 1 else None
+        for step in range(1, size):
+            there, pending = ahead if ahead is not None else ((), [])
+            ahead = begin(step + 1) if step + 1 < size else None
+            ring.wait(pending)
+            reader, peer = (ring.rank + step) % size, (ring.rank - step) % size
+
+            def home(*results: Tensor, step: int = step, reader: int = reader, peer: int = peer) -> list[Tensor]:
+                sent = [(peer, x) for x in results] if self._sees(ring.rank, peer) else []
+                expected = [torch.empty_like(x) for x in own] if self._sees(reader, ring.rank) else []
+                ring.wait(ring.trade(2 * step + 1, sent, [(reader, x) for x in expected]))
+                return expected
+
+            yield peer, there if there else own, home
+
+    def _tiles(self, peer: int) -> Iterator[tuple[slice, slice]]:
+        """Yield rows here and columns there that are not hidden from each other, a tile at a time."""
+        if not self._sees(self.ring.rank, peer):
+            return
+        first, then = self.ring.rows(self.ring.rank).start, self.ring.rows(peer).start
+        side = max(16, math.isqrt(TILE // (self.q.shape[0] * self.q.shape[1])))
+        reach = math.inf if self.window is None else self.window - 1
+        for row in range(0, self.ring.lengths[self.ring.rank], side):
+            rows = slice(row, min(row + side, self.ring.lengths[self.ring.rank]))
+            for column in range(0, self.ring.lengths[peer], side):
+                columns = slice(column, min(column + side, self.ring.lengths[peer]))
+                behind = first + rows.start - (then + columns.stop - 1)  # the least distances on either side
+                before = then + columns.start - (first + rows.stop - 1)
+                if behind <= reach and before <= (0 if self.causal else reach):
+                    yield rows, columns
+
+    def _scores(self, peer: int, k: Tensor, rows: slice, columns: slice) -> tuple[Tensor, Tensor | None]:
+        """Return a tile of scores ``(stack, shared, rows, columns)``, and the slope of their soft cap."""
+        q = self.q[:, :, rows]
+        S = torch.bmm(q.flatten(1, 2), k[:, columns].mT).view(*q.shape[:-1], -1)
+        slope = None
+        if self.softcap is not None:
+            S = S.div_(self.softcap).tanh_()
+            slope = 1 - S.square()
+            S = S.mul_(self.softcap)
+        first, then = self.ring.rows(self.ring.rank).start, self.ring.rows(peer).start
+        rows, columns = (slice(at.start + by, at.stop + by) for at, by in ((rows, first), (columns, then)))
+        if self.bias is not None:
+            self.bias(S, rows, columns)
+        reach = math.inf if self.window is None else self.window - 1
+        least, most = columns.start - (rows.stop - 1), columns.stop - 1 - rows.start
+        if (self.causal and most > 0) or max(-least, most) > reach:
+            i, j = (torch.arange(at.start, at.stop, device=S.device) for at in (rows, columns))
+            offset = j - i[:, None]
+            hidden = offset.abs() > reach
+            S.masked_fill_(hidden | (offset > 0) if self.causal else hidden, -math.inf)
+        return S, slope
+
+    def _weights(self, peer: int, k: Tensor, rows: slice, columns: slice) -> tuple[Tensor, Tensor | None]:
+        S, slope = self._scores(peer, k, rows, columns)
+        return S.sub_(self.log_sum_exp[:, :, rows]).exp_(), slope
+
+
+class _Ring(torch.autograd.Function):
+    """Attention over a ring with derivatives of first order in forward and reverse mode."""
+
+    @staticmethod
+    def forward(ring: TokenRing, causal: bool, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        found = RingAttention.at(ring=ring, causal=causal, q=q, k=k, v=v)
+        return found.o, found.log_sum_exp
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.ring, ctx.causal, *tensors = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*tensors, *output)
+        ctx.save_for_forward(*tensors, *output)
+
+    @staticmethod
+    def _found(ctx: Any) -> RingAttention:
+        q, k, v, o, log_sum_exp = ctx.saved_tensors
+        return RingAttention(ring=ctx.ring, causal=ctx.causal, q=q, k=k, v=v, o=o, log_sum_exp=log_sum_exp)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g: Tensor, _log_sum_exp: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *_Ring._found(ctx).pull(g)
+
+    @staticmethod
+    def jvp(ctx: Any, _ring: None, _causal: None, *tangents: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        found = _Ring._found(ctx)
+        given = zip((found.q, found.k, found.v), tangents, strict=True)
+        return found.push(*(torch.zeros_like(x) if t is None else t for x, t in given)), None
+
+
+def ring_sdpa(
+    query: Float[Tensor, "... n k"],
+    key: Float[Tensor, "... n k"],
+    value: Float[Tensor, "... n v"],
+    group: "dist.ProcessGroup",
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Float[Tensor, "... n v"]:
+    """Return attention of a sequence over the processes of a group: this one's queries see the keys of all."""
+    if query.shape[-2] != key.shape[-2] or query.ndim != key.ndim or key.ndim < 2 + enable_gqa:
+        raise ShapeError(
+            "over a group, queries, keys and values are those of the same tokens, with the same axes; got "
+            f"{tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}."
+        )
+    if not enable_gqa and query.shape[:-2] != key.shape[:-2]:
+        raise AssumptionError("over a group, batch axes must be equal; expand them, or give enable_gqa=True.")
+    ring, n = TokenRing.of(group, query), query.shape[-2]
+    q = query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    shared = query.shape[-3] // key.shape[-3] if enable_gqa else 1
+    k, v = (x.reshape(-1, n, x.shape[-1]) for x in (key, value))
+    o, _log_sum_exp = _Ring.apply(ring, is_causal, q.reshape(-1, shared, n, q.shape[-1]), k, v)
+    return o.reshape(*query.shape[:-1], value.shape[-1])

@@ -1,0 +1,142 @@
+"""Four processes that share out a sequence; each writes what it measured. Started by test_over_processes.py."""
+
+import datetime
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+import howsmooth as hs
+from howsmooth.errors import HowsmoothError
+from howsmooth.maps import MLP, Chain, LayerNorm, Positions, Residual, Rotary
+
+# Of the group and of everything, in seconds.
+PROCESSES, TIMEOUT, LONGEST = 4, 60, 400
+N, D = 23, 8
+# How many tokens each process holds, for groups of one to four.
+SHARES = ((23,), (7, 16), (1, 14, 8), (5, 2, 9, 7))
+FEW = ("plain", "causal", "window")
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def tokens():
+    return drawn(2, N, D, seed=1)
+
+
+def maps():
+    """Return maps by their names: four heads that share two keys, in every kind of order."""
+    f = hs.Attention(
+        query=drawn(4, 4, D, seed=2) / 2,
+        key=drawn(2, 4, D, seed=3) / 2,
+        value=drawn(2, 4, D, seed=4),
+        output=drawn(4, D, 4, seed=5),
+        key_bias=drawn(2, 4, seed=6),
+        value_bias=drawn(2, 4, seed=7),
+        output_bias=drawn(D, seed=8),
+    )
+    causal, bias = replace(f, positions=Positions(causal=True)), drawn(4, 2 * N - 1, seed=9)
+    mlp = MLP(up=drawn(12, D, seed=10), down=drawn(D, 12, seed=11), activation="gelu")
+    norm = LayerNorm(gain=torch.ones(D, dtype=torch.float64), bias=None, eps=1e-5)
+    return {
+        "plain": f,
+        "causal": causal,
+        "window": replace(f, positions=Positions(causal=True, window=4, rotary=Rotary())),
+        "both sides": replace(f, positions=Positions(window=6, relative_bias=bias, position_bias=bias[:, :N])),
+        "sink": replace(causal, sink=drawn(4, seed=12), softcap=2.0),
+        "block": Chain(Residual(Chain(norm, causal)), Residual(Chain(norm, mlp))),
+    }
+
+
+def by_sdpa(f, group=None):
+    """Return causal attention without biases as any user would write it."""
+
+    def attention(X):
+        q, k, v = (
+            (X @ w.to(X).flatten(0, 1).mT).unflatten(-1, (-1, 4)).transpose(-2, -3) for w in (f.query, f.key, f.value)
+        )
+        return hs.sdpa(q, k, v, is_causal=True, enable_gqa=True, group=group).transpose(-2, -3).flatten(-2)
+
+    return attention
+
+
+def measured(f, X, group):
+    found = hs.local_lipschitz(f, X, group=group, seed=0, rtol=0.1)
+    return {"lower": found.lower.tolist(), "upper": found.upper.tolist(), "size": found.direction.square().sum().item()}
+
+
+def results(rank, size, group):
+    """Measure maps over a group of some size: all of them over one and three processes, some over two and four."""
+    start = sum(SHARES[size - 1][:rank])
+    X = tokens()[:, start : start + SHARES[size - 1][rank]]
+    known = maps() | {"callable": by_sdpa(maps()["plain"], group)}
+    found = {name: measured(f, X, group) for name, f in known.items() if size in (1, 3) or name in FEW}
+    found["float32"] = measured(known["causal"].to(torch.float32), X.float(), group)
+    return found
+
+
+def refusals(group, rank):
+    """Return what is said of mistakes: the same everywhere, and nobody waits."""
+    X, f = tokens()[:, 5 * rank : 5 * rank + 5], maps()["plain"]
+    masked = replace(f, positions=Positions(mask=torch.ones(N, N, dtype=torch.bool)))
+    said = []
+    for g, Y, options in (
+        (f, X[..., : D - (rank == 1)], {}),
+        (masked, X, {}),
+        (f, X, {"metric": "token"}),
+        (hs.maps.Pooling.mean(n=5, like=X), X, {}),
+    ):
+        try:
+            hs.local_lipschitz(g, Y, group=group, **options)
+        except HowsmoothError as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return said
+
+
+def take_part(rank, place):
+    signal.alarm(LONGEST)
+    torch.set_num_threads(1)
+    wait = datetime.timedelta(seconds=TIMEOUT)
+    store = dist.FileStore(f"{place}/store", PROCESSES)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES, timeout=wait)
+    groups = {size: dist.new_group(range(size), timeout=wait) for size in range(1, PROCESSES + 1)}
+    found = {"refused": refusals(groups[4], rank), 4: results(rank, 4, groups[4])}
+    if rank == 3:
+        os._exit(1)  # as if it were killed
+    for size in range(3, rank, -1):
+        found[size] = results(rank, size, groups[size])
+    started = time.monotonic()
+    try:
+        while True:
+            hs.local_lipschitz(maps()["causal"], tokens()[:, :5], group=groups[4])
+    except HowsmoothError as error:
+        found["lost"] = f"{type(error).__name__}: {error}"
+    found["waited"] = time.monotonic() - started
+    with open(f"{place}/{rank}.json", "w", encoding="utf-8") as file:
+        json.dump(found, file)
+    os._exit(0)  # what is left of the group would wait for the lost process
+
+
+def main(place):
+    """Start the processes as copies of this one, since every import of torch takes seconds."""
+    for rank in range(PROCESSES):
+        if os.fork() == 0:
+            try:
+                take_part(rank, place)
+            finally:
+                traceback.print_exc()
+                os._exit(2)
+    for _rank in range(PROCESSES):
+        os.wait()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,73 @@
+"""One sequence over one to four processes: the same constants, one clear error where a process is lost."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from spectral import shared_sequence
+from spectral.shared_sequence import FEW, TIMEOUT, D, by_sdpa, maps, tokens
+
+import howsmooth as hs
+
+SRC = Path(hs.__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """What each process wrote; the fourth one is lost at the end, and writes nothing."""
+    place = tmp_path_factory.mktemp("processes")
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SRC)}
+    subprocess.run([sys.executable, shared_sequence.__file__, str(place)], env=environment, check=True, timeout=500)
+    return [json.loads((place / f"{rank}.json").read_text()) for rank in range(3)]
+
+
+def exact(f):
+    """Return the norms of the dense derivatives."""
+    X = tokens()
+    rows = [torch.autograd.functional.jacobian(f, x).reshape(-1, x.numel()) for x in X]
+    return torch.stack([torch.linalg.matrix_norm(J, 2) for J in rows])
+
+
+@pytest.mark.parametrize("name", [*maps(), "callable"])
+def test_any_number_of_processes_finds_the_same_constant(said, name):
+    norm = exact(by_sdpa(maps()["plain"]) if name == "callable" else maps()[name])
+    one = said[0]["1"][name]
+    lower, upper = (torch.tensor(one[end], dtype=torch.float64) for end in ("lower", "upper"))
+    assert bool((lower <= norm * (1 + 1e-12)).all())
+    assert bool((norm <= upper * (1 + 1e-12)).all())
+    for size in (2, 3, 4) if name in FEW else (3,):
+        for process in said[:size]:
+            for end in ("lower", "upper"):
+                assert process[str(size)][name][end] == pytest.approx(one[end], rel=1e-12)
+                # bit by bit the same on every process
+                assert process[str(size)][name][end] == said[0][str(size)][name][end]
+
+
+def test_single_precision(said):
+    for size in "234":
+        assert said[0][size]["float32"]["lower"] == pytest.approx(said[0]["1"]["float32"]["lower"], rel=1e-5)
+
+
+def test_directions_are_shared_out(said):
+    # of a unit vector for each of two sequences
+    assert sum(process["3"]["causal"]["size"] for process in said) == pytest.approx(2.0)
+
+
+def test_mistakes_are_refused_by_all(said):
+    for process in said:
+        shapes, mask, metric, pooling = process["refused"]
+        assert shapes.startswith("ShapeError: every process must hold at least one token")
+        assert f"(2, 5, {D - 1}) float64" in shapes
+        assert "attention with mask is not shared out" in mask
+        assert "in the metric total" in metric
+        assert "Pooling is not shared out" in pooling
+
+
+def test_a_lost_process_is_one_clear_error_everywhere(said):
+    for process in said:
+        assert process["lost"].startswith("ClusterError: a process of the group was lost, or did not answer")
+        assert process["waited"] < TIMEOUT + 10
