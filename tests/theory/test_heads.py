@@ -9,6 +9,7 @@ from torch.testing import assert_close
 import howsmooth as hs
 from howsmooth.theory.heads import combine_factors, heads_of, log, log_sum, output_norm, total_value
 from howsmooth.theory.linalg.matrix_norms import matrix_norm, product_norm, triangular_factor
+from howsmooth.theory.results import Side
 from howsmooth.theory.worst_inputs.eigenvector import steepest_eigenvalue
 
 
@@ -148,3 +149,18 @@ def test_heads_that_write_to_axes_of_their_own_combine_by_the_root_of_squares():
     part = torch.eye(6).double().reshape(3, 2, 6)
     heads = heads_of(hs.Attention(query=part, key=part, value=part, output=part.mT))
     assert_close(math.exp(combine_factors(heads, [math.log(2.0)] * 3)), 2 * math.sqrt(3))
+
+
+def test_norms_of_matrices_are_not_below_the_truth():
+    # of one token attention is x ↦ Vx, and its constant ‖V‖: a norm that is rounded down would be a false bound
+    mpmath = pytest.importorskip("mpmath")
+    rng = torch.Generator().manual_seed(0)
+    for _draw in range(12):
+        V = gauss_from(rng)(3, 3)
+        f = hs.Attention.single_head(A=torch.zeros(3, 3, dtype=torch.float64), V=V)
+        with mpmath.workdps(40):
+            exact = max(mpmath.svd_r(mpmath.matrix(V.tolist()), compute_uv=False))
+            (head,) = heads_of(f)
+            assert mpmath.mpf(head.norm_V) >= exact
+            for bound in hs.bounds.table(f, n=1, radius=1.0).bounds:
+                assert bound.side is not Side.UPPER or mpmath.mpf(bound.value) >= exact

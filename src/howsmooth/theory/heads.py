@@ -14,7 +14,7 @@ from torch import Tensor
 
 from howsmooth.maps.attention import Attention
 from howsmooth.theory.assumptions import require_attention, require_one_map
-from howsmooth.theory.linalg.matrix_norms import matrix_norm, product_norm, triangular_factor
+from howsmooth.theory.linalg.matrix_norms import matrix_norm, norm_upper, product_norm, triangular_factor
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,17 +55,17 @@ class Head:
     @functools.cached_property
     def norm_Q(self) -> float:
         r""":math:`s\|Q\|_2`."""
-        return matrix_norm(self.Q)
+        return norm_upper(self.Q)
 
     @functools.cached_property
     def norm_K(self) -> float:
         r""":math:`\|K\|_2`."""
-        return matrix_norm(self.K)
+        return norm_upper(self.K)
 
     @functools.cached_property
     def norm_V(self) -> float:
         r""":math:`\|V\|_2`."""
-        return matrix_norm(self.V)
+        return norm_upper(self.V)
 
     @functools.cached_property
     def norm_WV(self) -> float:
@@ -180,7 +180,7 @@ def output_norm(heads: tuple[Head, ...]) -> float:
     r"""Return :math:`\|[W_1\cdots W_H]\|_2`, the norm of the output projection (1 for concatenated heads)."""
     # Heads side by side: [W₁ ⋯ W_H] acts on the concatenated values.
     outputs = [head.W for head in heads if head.W is not None]
-    return matrix_norm(torch.cat(outputs, dim=-1)) if outputs else 1.0
+    return norm_upper(torch.cat(outputs, dim=-1)) if outputs else 1.0
 
 
 def total_value(heads: tuple[Head, ...]) -> Float[Tensor, "out d"]:
