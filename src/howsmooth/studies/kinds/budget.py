@@ -5,6 +5,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
+from msgspec.structs import replace
 from rich.console import Console, ConsoleOptions, RenderableType
 
 from howsmooth.errors import AssumptionError
@@ -327,7 +328,9 @@ def planned_budget(budgeting: Budgeting, resources: "Resources") -> "PlannedAsks
     from howsmooth.budgets.subject import Subject
     from howsmooth.studies.plans.at_text import model_and_text
 
-    base = model_and_text(budgeting, budgeting.windows, resources)
+    # backward passes need all weights at once: only who asks for blocks one by one is told so
+    where = replace(budgeting.where, streamed=bool(budgeting.where.streamed))
+    base = model_and_text(replace(budgeting, where=where), budgeting.windows, resources)
     schemes, solver = budgeting.schemes, Solver(seed=budgeting.seed)
     shared: dict[str, Any] = {"passes": budgeting.passes, "solver": solver}
     asks: list[Any] = [ask for label in schemes for ask in base.each(BudgetAsk, [0], "model", scheme=label, **shared)]
