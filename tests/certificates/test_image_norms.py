@@ -113,13 +113,16 @@ def test_quadratic_vectors_are_bounded_by_entries_by_either_matrix_or_by_sums():
 def test_no_sum_of_squares_in_single_precision_is_below_the_truth_or_far_above(r, m, rng):
     H = gaussian(rng, 12, m, r, r)
     H = H + H.mT
-    H[0], H[1], H[2] = torch.eye(r, dtype=torch.float64), 0.0, 1e-200 * H[2]
+    H[0], H[1], H[2], H[5] = torch.eye(r, dtype=torch.float64), 0.0, 1e-200 * H[2], -1.0
     H[3, :, -1] = H[3, :, :, -1] = 1e-30  # far below the largest entry
     truth = torch.linalg.eigvalsh((H @ H).sum(1))[:, -1].sqrt()
     truth[2] = 1e-200 * torch.linalg.eigvalsh((1e200 * H[2] @ (1e200 * H[2])).sum(0))[-1].sqrt()
     found = square_sum_norms(packed(H, SquaredBall()))[0]
     assert bool((found >= truth * (1 - 1e-14)).all())
     assert bool((found <= 1.05 * truth).all())
+    if m == 1:  # a diagonal form loses nothing, so that all of the allowance is seen
+        alone = form_norms(H[0].float()).double().item()
+        assert found[0].item() == pytest.approx((1 + r**2 * torch.finfo(torch.float32).eps) * alone, rel=1e-9)
     for wrong in (math.nan, math.inf):
         H[4, 0, 0, 0] = wrong
         assert not square_sum_norms(packed(H, SquaredBall()))[0, 4] < math.inf

@@ -106,7 +106,9 @@ def test_weights_come_from_a_model_or_a_file(tmp_path):
     hs.bounds.sharp_upper(f, n=3, radius=2.0).save(path, f, n=3, radius=2.0)
     assert statuses(path, "reviews") == ["checked"]
     np.savez(arrays, **steps_of(f)[0].arrays)
-    assert statuses(path, arrays) == ["checked"]
+    (outcome,) = check_proof(path, arrays)
+    assert outcome.status == "checked"
+    assert "'scale': 0.25" in outcome.assumed[-1]  # arrays do not hold it
     other = steps_of(f)[0].arrays
     other["value"][0, 0, 0] += 1e-9
     np.savez(arrays, **other)

@@ -107,8 +107,8 @@ def square_sum_norms(columns: Float[Tensor, "groups pairs k m"]) -> Float[Tensor
     packed = columns.permute(0, 2, 3, 1).flatten(0, 1)
     for some in packed.split(max(1, UNPACKED // (2 * m * pairs))):
         scale = some.abs().amax((1, 2))
-        unit = (some / torch.where(scale > 0, scale, 1.0)[:, None, None]).float()
-        H = _unpacked(unit.flatten(0, 1))
+        # Of forms that are zero there are no numbers until the last line.
+        H = _unpacked((some / scale[:, None, None]).float().flatten(0, 1))
         if m == 1:
             norms = form_norms(H).double()
         else:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from howsmooth.check.counterexamples import check_counterexample
 from howsmooth.check.outcomes import CannotCheck, Outcome, Refuted, listed
 from howsmooth.check.replay import check_local_upper
 from howsmooth.check.upper_bounds import check_upper
-from howsmooth.check.weights import steps_with
+from howsmooth.check.weights import is_array_file, steps_with
 
 FORMAT = "howsmooth proof 1"
 # What remains assumed of every claim.
@@ -38,7 +39,11 @@ def check_proof(path: str | os.PathLike[str], model: Any) -> list[Outcome]:
     except CannotCheck as reason:
         return [Outcome("cannot check", str(path), str(reason))]
     networks: dict[bytes, Network] = {}  # of one sentence for all of its words
-    return [_checked(steps, claim, networks) for claim in claims]
+    found = [_checked(steps, claim, networks) for claim in claims]
+    if not is_array_file(model):
+        return found
+    settings = f"settings, which arrays do not hold, are as the file says: {steps[0].settings}"
+    return [replace(each, assumed=(*each.assumed, settings)) if each.assumed else each for each in found]
 
 
 def _read(path: str | os.PathLike[str], model: Any) -> tuple[list[dict[str, Any]], list[Any]]:

@@ -32,6 +32,11 @@ def steps_with(model: Any, about: dict[str, Any]) -> list[Step]:
     raise CannotCheck("the weights are others than those of the proof: no map here has its fingerprint")
 
 
+def is_array_file(model: Any) -> bool:
+    """Tell whether a model is named by a file of arrays."""
+    return isinstance(model, str | os.PathLike) and Path(model).suffix in ARRAY_FILES
+
+
 def picked_early(steps: list[Step]) -> list[Step]:
     """Return the same map with a pooling that picks one token moved before all steps that act on single tokens."""
     found = list(steps)
@@ -44,7 +49,7 @@ def picked_early(steps: list[Step]) -> list[Step]:
 
 
 def _candidates(model: Any, about: dict[str, Any]) -> Iterator[list[Step]]:
-    if isinstance(model, str | os.PathLike) and Path(model).suffix in ARRAY_FILES:
+    if is_array_file(model):
         described = about.get("steps")
         if isinstance(described, list) and len(described) == 1 and isinstance(described[0], dict):
             settings = described[0].get("settings")
