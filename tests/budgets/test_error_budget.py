@@ -11,8 +11,9 @@ from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.budgets import scheme
-from howsmooth.budgets.effects import effect
+from howsmooth.budgets.effects import effect, elsewhere
 from howsmooth.budgets.subject import Subject
+from howsmooth.budgets.worst_errors import worst_cost
 
 
 @pytest.fixture(scope="session")
@@ -98,6 +99,18 @@ def test_intervals_cover_the_truth_as_often_as_they_say(llama, windows):
         assert_close(mean, truth, rtol=5 / math.sqrt(1600 * passes * 3 / 2), atol=0)
 
 
+def test_intervals_for_other_windows_cover_their_means(rng):
+    """Windows that differ by a factor, as those of a text do, and draws that add to it."""
+    covered = 0
+    for _trial in range(400):
+        levels = torch.exp(0.5 * torch.randn(12, 1, generator=rng, dtype=torch.float64))
+        values = levels.sqrt() * torch.randn(12, 16, generator=rng, dtype=torch.float64)
+        low, high = elsewhere(effect("", "", values[:6], 1), windows=6, others=6)
+        covered += low <= float(levels[6:].mean() / 2) <= high
+    assert 0.92 <= covered / 400 <= 0.99
+    assert elsewhere(effect("", "", values[:1], 1), windows=1, others=6) == (0.0, math.inf)
+
+
 def test_many_passes_come_to_the_exact_form_alone_and_together(llama, windows):
     found = hs.budget(llama, windows, schemes=["int4:g8"], passes=60, seed=2)
     names = found.names("int4:g8")
@@ -129,6 +142,42 @@ def test_the_truth_is_the_model_with_rounded_weights(llama, gpt2, windows):
         assert_close(found.measured(dict.fromkeys(names, "int4:g8"))[0], truth)
         by_token = found.by_token(dict.fromkeys(names, "int4:g8"))
         assert_close(by_token, (p.exp() * (p - q)).sum(-1).detach())
+
+
+def test_margins_are_those_of_the_word_that_wins_without_errors(llama, windows):
+    found = hs.budget(llama, windows, schemes=["int2"], passes=1)
+    recipe = dict.fromkeys(found.names("int2"), "int2")
+    outcome = found.outcome(recipe)
+    weights = dict(llama.with_head.named_parameters())
+    changed = {name: weights[name] + delta for name, delta in errors(llama, recipe, "int2").items()}
+    base, other = llama.with_head(windows).logits, functional_call(llama.with_head, changed, (windows,)).logits
+    assert outcome.flips == int((base.argmax(-1) != other.argmax(-1)).sum()) > 0
+    for window, position in ((0, 0), (2, 6)):
+        z, q = base[window, position], other[window, position]
+        first, second = z.argsort(descending=True)[:2]
+        assert_close(outcome.before[window, position], (z[first] - z[second]).detach())
+        assert_close(outcome.after[window, position], (q[first] - q[q != q[first]].max()).detach())
+
+
+def test_the_worst_error_of_a_size_is_the_top_of_the_dense_metric(llama, windows):
+    found = hs.budget(llama, windows[:1], schemes=["int4:g8"], passes=1)
+    each = next(e for e in found.products.errors if e.name.endswith("0.self_attn.k_proj.weight"))
+    delta = errors(llama, [each.name], "int4:g8")[each.name]
+    assert_close(each.squared, float(delta.square().sum()))
+    basis = torch.eye(delta.numel(), dtype=torch.float64).reshape(-1, *delta.shape)
+    z, columns = llama.with_head(windows[:1]).logits[0].detach(), []
+    for E in basis:
+        columns.append(image(llama, windows[:1], {each.name: E})[1][0])
+    J, p = torch.stack(columns, -1), z.softmax(-1)
+    F = torch.einsum("tvi,tv,tvj->ij", J, p, J) - torch.einsum("ti,tj->ij", *[torch.einsum("tv,tvi->ti", p, J)] * 2)
+    top = float(torch.linalg.eigvalsh(F)[-1]) * each.squared / (2 * len(z))
+    worst = worst_cost(found.places.subject, each.name, each.squared)
+    assert worst.low <= top * (1 + 1e-6)
+    assert worst.high >= top * (1 - 1e-6)
+    assert worst.low >= 0.75 * top
+    assert worst_cost(found.places.subject, "cache.0.key.0", 1.0) is None
+    first, *_others = found.verify(1, worst=True)
+    assert first.worst.high >= first.predicted.kl
 
 
 def test_what_second_order_leaves_out_shrinks_with_the_error(gpt2, windows):
@@ -199,6 +248,12 @@ def test_bad_input_is_refused_in_one_line(tokens, settings, words, llama, window
     with pytest.raises(hs.errors.HowsmoothError, match=words) as refusal:
         hs.budget(llama, windows if tokens is None else tokens, **{"schemes": ["int4"]} | settings)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_forward_pass_without_a_backward_one_is_refused(llama, windows, monkeypatch):
+    monkeypatch.setattr(llama.with_head, "forward", torch.no_grad()(llama.with_head.forward))
+    with pytest.raises(hs.errors.UnsupportedModelError, match=r"cannot be differentiated: .* dequantised"):
+        hs.budget(llama, windows, schemes=["int4"], passes=1)
 
 
 def test_names_and_schemes_that_are_not_there_are_refused(rounded):

@@ -96,17 +96,53 @@ def test_recipes_are_no_larger_than_asked_and_beat_uniform_ones(choices):
             choices.recipe(**settings)
 
 
+def test_rules_of_thumb_choose_what_they_say_at_the_same_size(choices):
+    size = choices.recipe(size=0.3).size
+    every = choices.names("int4")
+    four = sum(e.bits * e.numbers for e in choices.products.errors if e.scheme == "int4")
+    whole = sum(16 * e.numbers for e in choices.products.errors if e.scheme == "int4")
+    uniform = choices.recipe(size=four / whole + 1e-9, rule="uniform")
+    assert uniform.schemes == dict.fromkeys(every, "int4")
+    between = choices.recipe(size=size, rule="uniform")
+    assert set(between.schemes.values()) == {"int4", "int8"}
+    assert between.size <= size
+    squares = {e.key: e.squared for e in choices.products.errors}
+
+    def squared(recipe):
+        return sum(squares.get(item, 0.0) for item in recipe.schemes.items())
+
+    assert squared(choices.recipe(size=size, rule="weight error")) < squared(between)
+    # both layers are among the first and last two
+    assert choices.recipe(size=size, rule="first and last layers").schemes == between.schemes
+    for words, settings in {
+        "there is no rule 'unform'; did you mean uniform": {"size": 0.3, "rule": "unform"},
+        "give size": {"kl": 1.0, "rule": "uniform"},
+    }.items():
+        with pytest.raises(hs.errors.AssumptionError, match=words):
+            choices.recipe(**settings)
+
+
+def test_the_first_and_last_two_layers_have_two_bits_more():
+    errors = [
+        hs.budgets.places.Error(name=f"layers.{m}.w", scheme=f"int{b}", numbers=100, bits=b, squared=1.0)
+        for m in range(8)
+        for b in (2.0, 4.0, 6.0)
+    ]
+    choice = RecipeChoice.of(errors, torch.ones(1, 4, len(errors), dtype=torch.float64), 1)
+    found = choice.named(choice.by_rule("first and last layers", bits=8 * 300.0))
+    assert list(found.values()) == ["int4.0"] * 2 + ["int2.0"] * 4 + ["int4.0"] * 2
+
+
 def test_small_choices_are_the_best_of_all(rng):
     """Every recipe of four matrices and two schemes: the one that is found is within a few percent of the best."""
     errors = [
-        hs.budgets.places.Error(name=str(m), scheme=s, numbers=100 * (m + 1), bits=b)
+        hs.budgets.places.Error(name=str(m), scheme=s, numbers=100 * (m + 1), bits=b, squared=4.0**-b)
         for m in range(4)
         for s, b in (("a", 3.0), ("b", 5.0))
     ]
     scales = torch.tensor([1.0, 0.2, 3.0, 0.5, 2.0, 0.3, 0.6, 0.1], dtype=torch.float64)
     values = scales * torch.randn(1, 500, 8, generator=rng, dtype=torch.float64)
     choice = RecipeChoice.of(errors, values, 1)
-    assert choice.shrinkage < 0.5
     every = torch.cartesian_prod(*[torch.arange(3)] * 4)
     for bits in (3500.0, 5000.0, 8000.0):
         best = min(choice.cost(chosen) for chosen in every if choice.total_bits(chosen) <= bits)
@@ -115,6 +151,24 @@ def test_small_choices_are_the_best_of_all(rng):
         assert choice.cost(found) <= 1.3 * best
     assert choice.named(choice.within(kl=1e9)) == dict.fromkeys("0123", "a")
     assert set(choice.named(choice.within(kl=0.0)).values()) == {KEEP}
+
+
+def test_a_choice_does_not_exploit_the_noise_of_few_draws(rng):
+    """Errors without interactions: a recipe by 16 draws costs on fresh ones about what the best would."""
+    schemes = {"a": (3.0, 1.0), "b": (5.0, 0.25)}
+    errors = [
+        hs.budgets.places.Error(name=str(m), scheme=s, numbers=100, bits=bits, squared=1.0)
+        for m in range(60)
+        for s, (bits, _scale) in schemes.items()
+    ]
+    levels = torch.exp(torch.randn(60, 1, generator=rng, dtype=torch.float64))
+    scales = (levels * torch.tensor([scale for _bits, scale in schemes.values()], dtype=torch.float64)).flatten()
+    few, fresh, many = (
+        RecipeChoice.of(errors, scales * torch.randn(1, draws, 120, generator=rng, dtype=torch.float64), 1)
+        for draws in (16, 4000, 4000)
+    )
+    chosen, best = (choice.within(bits=60 * 400.0) for choice in (few, many))
+    assert fresh.cost(chosen) < 1.5 * fresh.cost(best)
 
 
 def test_recipes_are_written_as_other_tools_read_them(llama, windows):

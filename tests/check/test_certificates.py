@@ -14,7 +14,7 @@ import howsmooth as hs
 from howsmooth.check import check_proof
 from howsmooth.check.balls import ball
 from howsmooth.check.certificates import STAGES, Network, Word, check_certificate
-from howsmooth.check.outcomes import CannotCheck, Refuted
+from howsmooth.check.outcomes import Refuted
 from howsmooth.errors import AssumptionError
 from howsmooth.maps import MLP, Attention, Chain, LayerNorm, Pooling, Residual
 from howsmooth.proof_files import steps_of
@@ -118,7 +118,7 @@ def test_predictions_do_not_change_inside_a_checked_ball():
 
 def test_tampered_chains_do_not_claim_more():
     certificate, proof = saved()
-    (original,), rng, passed = proof["claims"], np.random.default_rng(0), 0
+    (original,), rng = proof["claims"], np.random.default_rng(0)
     steps, networks = steps_of(certificate.classifier), {}
     for k in range(100):
         claim, share = copy.deepcopy(original), 10.0 ** rng.uniform(-6, -1)
@@ -132,15 +132,8 @@ def test_tampered_chains_do_not_claim_more():
         elif way == 3:
             claim["predicted"], claim["rivals"] = claim["rivals"][0], [claim["predicted"]]
         claim["radius"] *= 1 + (share if way == 0 else 1e-3)
-        try:
+        with pytest.raises(Refuted):
             check_certificate(steps, claim, networks)
-        except (Refuted, CannotCheck):
-            continue
-        # a file leaves room for rounding: a radius that is larger by less than that is proven all the same
-        passed += 1
-        assert way == 0
-        assert share < 1e-3
-    assert passed < 20
     other = copy.deepcopy(original)
     other["tokens"][0] = [-x for x in other["tokens"][0]]
     with pytest.raises(Refuted):

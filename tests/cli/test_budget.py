@@ -3,7 +3,9 @@
 import json
 
 import pytest
-from small import beginning, folder_model, module, save_model, tokenizer
+import torch
+import transformers
+from small import SMALL, beginning, folder_model, module, save_model, tokenizer
 
 from howsmooth.studies.runs.run import read_run
 
@@ -17,22 +19,43 @@ def budget(howsmooth, folder_model, beginning):
     return lambda *options: howsmooth("budget", folder_model, "--text", beginning, *SIZES, *options)
 
 
+@pytest.fixture(scope="session")
+def decoder(tokenizer, tmp_path_factory):
+    """Return a folder with a small language model."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("models") / "decoder"
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
 @pytest.mark.slow
-def test_a_budget_is_told_kept_drawn_and_its_recipes_are_written(budget, howsmooth, tmp_path):
+def test_a_budget_is_told_kept_drawn_and_its_recipes_are_written(decoder, beginning, howsmooth, tmp_path):
+    def budget(*options):
+        return howsmooth("budget", decoder, "--text", beginning, *SIZES, *options)
+
     options = ("--scheme", "int3,int8", "--size", "0.4")
     done = budget(*options)
     assert done.code == 0
     said = " ".join(done.out.split())
     assert "int3 everywhere costs" in said
     assert "half of it sits in" in said
+    assert "run truly" in said
+    assert "The most likely token changes at" in said
+    assert "tokens that suffer most" in said
     assert "measured on held-out text" in said
+    assert "; by uniform " in said
+    assert ", weight error " in said
     run = read_run(tmp_path / "run")
     assert len(run.records) == 2 * 2 + 1
     assert json.loads((tmp_path / "run" / "recipe-size-0.4.json").read_text(encoding="utf-8"))["size"] <= 0.4
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert "Half of what int3 costs sits in" in page
     assert "Size and cost of recipes" in page
+    assert "of the positions bears" in page
     again = json.loads(budget(*options, "--json").out)["budgets"]
+    assert len(again[0]["tokens"]) == 8
+    assert again[0]["measured"] == pytest.approx(sum(token["kl"] for token in again[0]["tokens"]) / 8)
     assert [found.get("scheme") for found in again] == ["int3", "int8", None]
     assert len(read_run(tmp_path / "run").records) == 5
     # another scheme needs no pass of those that are there
@@ -48,7 +71,8 @@ def test_estimates_are_verified_and_another_checkpoint_is_compared(budget, folde
     assert done.code == 0, done.err
     said = " ".join(done.out.split())
     assert "4 errors run truly, rank correlation" in said
-    assert "from half of it" in said
+    assert "by half" in said
+    assert "the worst of its size would cost" in said
     found = json.loads(budget("--verify", "2", "--against", folder_model, "--scheme", "int3", "--json").out)["budgets"]
     schemes, same = found[:2], found[3]
     assert {each["scheme"] for each in schemes} == {"int3", f"against:{folder_model}"}
@@ -57,6 +81,26 @@ def test_estimates_are_verified_and_another_checkpoint_is_compared(budget, folde
     real = found[2]["errors"]
     assert len(real["names"]) == 4
     assert real["predicted"][0] == max(real["predicted"])
+
+
+@pytest.mark.slow
+def test_classifiers_tell_of_labels_and_encoders_of_their_embeddings(howsmooth, tmp_path):
+    sizes = ("--length", "8", "--sequences", "2", "--passes", "2", "--scheme", "int2")
+    done = howsmooth("budget", "reviews", *sizes, "--out", "labels")
+    assert done.code == 0, done.err
+    said = " ".join(done.out.split())
+    assert "nats an input" in said
+    assert "Margins go from" in said
+    assert "of 2 labels" in said
+    assert "tokens that suffer" not in said
+    found = json.loads(howsmooth("budget", "reviews", *sizes, "--out", "labels", "--json").out)["budgets"][0]
+    assert [len(window["after"]) for window in found["margins"]] == [1, 1]
+    assert "[CLS]" in read_run(tmp_path / "labels").records[0].answer.tokens
+    done = howsmooth("budget", "minilm", *sizes, "--out", "embeddings")
+    assert done.code == 0, done.err
+    said = " ".join(done.out.split())
+    assert "1 − cosine" in said
+    assert "Embeddings move by" in said
 
 
 @pytest.mark.parametrize(
@@ -68,6 +112,7 @@ def test_estimates_are_verified_and_another_checkpoint_is_compared(budget, folde
         (("--verify", "-1"), "--verify must be at least 0, got -1"),
         (("--against", "no/such/folder"), "no/such/folder"),
         (("--length", "4000"), "4000"),
+        (("--sequences", "100000"), "tokens, enough for"),
     ],
 )
 def test_what_leads_nowhere_is_refused_in_one_line(options, words, budget):
@@ -75,3 +120,11 @@ def test_what_leads_nowhere_is_refused_in_one_line(options, words, budget):
     assert (done.code, done.out) == (2, "")
     assert words in done.err
     assert done.err.count("\n") == 1
+
+
+def test_a_checkpoint_of_another_shape_is_refused_before_any_pass(budget, tmp_path):
+    transformers.BertModel(transformers.BertConfig(**SMALL | {"hidden_size": 24})).save_pretrained(tmp_path / "other")
+    done = budget("--against", str(tmp_path / "other"))
+    assert (done.code, done.out) == (2, "")
+    *_saving, refusal = done.err.splitlines()
+    assert "the other checkpoint must be of the same model" in refusal

@@ -68,7 +68,7 @@ ALLOWED = {
     "attacks": {*GROUND, "maps", "spectral", "theory"},
     "tokens": {*GROUND, "maps", "spectral", "transport", "models"},
     "training": {*GROUND, "maps", "spectral", "models"},
-    "budgets": {*GROUND, "models"},
+    "budgets": {*GROUND, "spectral", "models"},
     "verification": {*GROUND, "maps", "certificates"},
     "studies": {*GROUND, *INSTRUMENTS},
     "report": {*GROUND, *INSTRUMENTS, "studies"},

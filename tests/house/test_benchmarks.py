@@ -26,4 +26,4 @@ def test_every_benchmark_runs_at_its_smallest_size(claim, monkeypatch, capsys):
 
 def test_every_script_that_states_a_claim_is_listed():
     scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
-    assert scripts - {"claims", "mechanisms", "plain", "timing"} == set(CLAIMS)
+    assert scripts - {"claims", "decoders", "mechanisms", "plain", "timing"} == set(CLAIMS)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from jaxtyping import Float
 from scipy.stats import chi2
+from scipy.stats import t as student
 from torch import Tensor
 
 CONFIDENCE = 0.95
@@ -42,8 +43,7 @@ class Effect:
     @property
     def layer(self) -> int | None:
         """The first number in its name; none if it has none."""
-        found = LAYER.search(self.name)
-        return None if found is None else int(found[1])
+        return layer_of(self.name)
 
     @property
     def kind(self) -> str:
@@ -51,6 +51,12 @@ class Effect:
         found = LAYER.search(self.name)
         tail = self.name if found is None else self.name[found.end() :].lstrip(".")
         return re.sub(r"\.\d+$", "", tail.removesuffix(".weight"))
+
+
+def layer_of(name: str) -> int | None:
+    """Return the first number in a name; none if it has none."""
+    found = LAYER.search(name)
+    return None if found is None else int(found[1])
 
 
 def effect(name: str, scheme: str, values: Float[Tensor, "windows passes"], positions: int) -> Effect:
@@ -76,6 +82,19 @@ def interval(estimate: float, degrees: float) -> tuple[float, float]:
     """Return the interval in which the truth lies with the confidence of 95 %, if its estimate is a scaled χ²."""
     tail = (1 - CONFIDENCE) / 2
     return estimate * degrees / float(chi2.ppf(1 - tail, degrees)), estimate * degrees / float(chi2.ppf(tail, degrees))
+
+
+def elsewhere(found: Effect, *, windows: int, others: int) -> tuple[float, float]:
+    """Return the interval for the mean cost at other windows of the same text, given an estimate at some.
+
+    The logarithm of a mean over windows is compared with Student's t; both the estimate and what it is compared with
+    vary with their windows. Draws are part of the variation. One window tells nothing of others.
+    """
+    if found.window_error is None or found.kl == 0:
+        return 0.0, math.inf
+    spread = found.window_error / found.kl * math.sqrt(1 + windows / others)
+    factor = math.exp(float(student.ppf((1 + CONFIDENCE) / 2, windows - 1)) * spread)
+    return found.kl / factor, found.kl * factor
 
 
 def half_of_cost(effects: Sequence[Effect]) -> list[Effect]:

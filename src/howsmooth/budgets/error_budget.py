@@ -8,43 +8,19 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from howsmooth.budgets.effects import Effect, effect
-from howsmooth.budgets.passes import Products, inner_products, true_costs
+from howsmooth.budgets.outcomes import Outcome, Verified, outcome, true_costs
+from howsmooth.budgets.passes import Products, inner_products
 from howsmooth.budgets.places import Places
 from howsmooth.budgets.recipes import KEEP, Recipe, RecipeChoice
 from howsmooth.budgets.schemes import UNROUNDED_BITS, Scheme, scheme
 from howsmooth.budgets.subject import Subject
+from howsmooth.budgets.worst_errors import worst_cost
 from howsmooth.errors import AssumptionError, nearest
 from howsmooth.models.inputs.text import Text
 from howsmooth.models.transformer import Transformer
 
 PASSES = 32
-SECOND_ORDER = 0.2
 FRESH = 1  # added to the seed for passes that no choice has seen
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verified:
-    """What an error costs by the estimate and in truth.
-
-    Attributes:
-        predicted: The estimate.
-        measured: The true cost.
-        at_half: Four times the true cost of half of the error, which is the same as long as second order holds.
-    """
-
-    predicted: Effect
-    measured: float
-    at_half: float
-
-    @property
-    def second_order(self) -> bool:
-        """Whether the whole error and half of it agree to 20 %."""
-        return agrees_with_half(self.measured, self.at_half)
-
-
-def agrees_with_half(measured: float, at_half: float) -> bool:
-    """Tell whether a true cost and four times that of half of the error agree to 20 %, as second order has it."""
-    return abs(measured - at_half) <= SECOND_ORDER * at_half
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -54,7 +30,7 @@ class Budget:
     Attributes:
         model: The name of the model.
         products: Inner products of sampled gradients with every error.
-        cost: What ``kl`` counts: ``nats a token``, ``nats an input`` or ``1 − cosine``.
+        cost: What ``kl`` counts: ``nats a token``, ``nats an input``, ``1 − cosine`` or ``half squared displacement``.
         places: The model with its windows, to run it again; none if the budget was read from a run.
         seed: The seed of the draws.
     """
@@ -127,6 +103,7 @@ class Budget:
         *,
         size: float | None = None,
         kl: float | None = None,
+        rule: str | None = None,
         fresh: Products | None = None,
         held_out: Tensor | None = None,
     ) -> Recipe:
@@ -138,6 +115,8 @@ class Budget:
         Args:
             size: The share of the size that the matrices have with 16 bits each: 0.25 for four bits in the mean.
             kl: The most that all errors together may cost.
+            rule: A rule of thumb that chooses in place of the estimates, to compare at the same size: ``uniform``,
+                ``first and last layers`` or ``weight error``.
             fresh: Inner products of other draws to judge it by; drawn anew by default.
             held_out: Windows that the true cost is measured at; those of the budget by default.
 
@@ -146,10 +125,13 @@ class Budget:
         """
         if (size is None) == (kl is None) or (size or kl or 0.0) <= 0:
             raise AssumptionError(f"give one of size and kl, a positive number; got {size} and {kl}.", field="size")
+        if rule is not None and size is None:
+            raise AssumptionError("a rule of thumb knows no costs; give size.", field="size")
         products = self.products
         choice = RecipeChoice.of(products.errors, products.values, products.positions)
         whole = float(choice.bits[:, -1].sum())
-        chosen = choice.within(bits=None if size is None else size * whole, kl=kl)
+        bits = None if size is None else size * whole
+        chosen = choice.within(bits=bits, kl=kl) if rule is None or bits is None else choice.by_rule(rule, bits=bits)
         schemes, share = choice.named(chosen), choice.total_bits(chosen) / whole
         rounded = {name: label for name, label in schemes.items() if label != KEEP}
         if fresh is None and self.places is not None:
@@ -190,15 +172,28 @@ class Budget:
         Raises:
             AssumptionError: If the budget was read from a run, without the model.
         """
-        self.columns(recipe)  # refuses names that are not there
-        return true_costs(self._places(tokens), [recipe])[0]
+        return self.outcome(recipe, tokens=tokens).costs
 
-    def verify(self, count: int, scheme: str | None = None) -> tuple[Verified, ...]:
+    def outcome(self, recipe: Mapping[str, str], *, tokens: Tensor | None = None) -> Outcome:
+        """Run the model with errors in it: costs and margins at every position, and where another word or class wins.
+
+        Args:
+            recipe: The scheme by the name of what it rounds.
+            tokens: Other windows; those of the budget by default.
+
+        Raises:
+            AssumptionError: If the budget was read from a run, without the model.
+        """
+        self.columns(recipe)  # refuses names that are not there
+        return outcome(self._places(tokens), recipe)
+
+    def verify(self, count: int, scheme: str | None = None, *, worst: bool = False) -> tuple[Verified, ...]:
         """Run the model with single errors in it: the worst ones, and as many random ones of the others.
 
         Args:
             count: How many of each.
             scheme: The scheme; may be left out if there is one alone.
+            worst: Also bracket what the worst error of the size of each would cost: some twenty passes for each.
 
         Raises:
             AssumptionError: If the budget was read from a run, without the model.
@@ -210,9 +205,14 @@ class Budget:
         chosen = ranked[:count] + [others[i] for i in drawn.tolist()]
         recipes = [{each.name: label} for each in chosen]
         whole, half = (self.measured(*recipes, factor=factor).tolist() for factor in (1.0, 0.5))
+        subject, squares = self._places().subject, {error.key: error.squared for error in self.products.errors}
+        most = [  # what has no effect, such as an unused pooler, has no worst error
+            worst_cost(subject, e.name, squares[e.name, label], seed=self.seed) if worst and e.kl > 0 else None
+            for e in chosen
+        ]
         return tuple(
-            Verified(predicted=each, measured=one, at_half=4 * other)
-            for each, one, other in zip(chosen, whole, half, strict=True)
+            Verified(predicted=each, measured=one, at_half=4 * other, worst=limit)
+            for each, one, other, limit in zip(chosen, whole, half, most, strict=True)
         )
 
     def _places(self, tokens: Tensor | None = None) -> Places:
@@ -221,15 +221,12 @@ class Budget:
         if tokens is None:
             return self.places
         subject = Subject.of(self.places.subject.transformer, tokens)
-        return Places(subject=subject, schemes=self.places.schemes, kept=self.places.kept)
+        return Places(subject=subject, schemes=self.places.schemes)
 
     def __repr__(self) -> str:
         """Return the model, the schemes and what each costs everywhere."""
         costs = ", ".join(f"{label}: {self.together(scheme=label).kl:.3g}" for label in self.schemes)
         return f"Budget({self.model}, {costs} {self.cost})"
-
-
-COSTS = {"words": "nats a token", "classes": "nats an input", "embedding": "1 − cosine"}
 
 
 def budget(
@@ -267,7 +264,7 @@ def budget(
     subject = Subject.of(model, tokens)
     places = Places(subject=subject, schemes=found)
     products = inner_products(places, passes=passes, seed=seed)
-    return Budget(model=subject.transformer.name, products=products, cost=COSTS[subject.kind], places=places, seed=seed)
+    return Budget(model=subject.transformer.name, products=products, cost=subject.unit, places=places, seed=seed)
 
 
 def check_schemes(schemes: Sequence[str | Scheme]) -> Sequence[str | Scheme]:

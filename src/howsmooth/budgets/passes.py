@@ -6,15 +6,14 @@ gradient there is multiplied with the displacements D of all errors on the spot,
 :math:`I = \langle J^\top u, D\rangle` has :math:`E[I^2] = \langle JD, HJD\rangle`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.budgets.places import Error, Key, Places, error_of, require_places
+from howsmooth.budgets.places import Error, Key, Places, error_of, require_places, weight_error
 from howsmooth.budgets.subject import frozen
 from howsmooth.errors import NonFiniteError, UnsupportedModelError
 
@@ -67,6 +66,8 @@ def _at_window(
             leaf = Y.detach().requires_grad_()
             leaves.append(leaf)
             Y = leaf.clone()  # what follows may write into it
+            if not Y.requires_grad:
+                raise _no_backward(subject.transformer.name)
         flat = displaced.flatten(1)
 
         def contract(gradient: Tensor) -> None:
@@ -78,8 +79,10 @@ def _at_window(
     with frozen(subject.module, {id(parameter) for parameter in others.values()}), torch.enable_grad():
         with places.attached(meet) as arguments:
             output = subject.outputs(window, **arguments)
-        if not output.requires_grad or not bool(output.isfinite().all()):
-            _refuse(output, subject.transformer.name)
+        if not output.requires_grad:
+            raise _no_backward(subject.transformer.name)
+        if not bool(output.isfinite().all()):
+            raise NonFiniteError(f"the output of {subject.transformer.name!r} holds NaN or infinity.", field="model")
         base = output.detach()
         for turn in range(passes):
             cotangent = subject.cotangent(base, generator)
@@ -88,51 +91,16 @@ def _at_window(
             )
             for (name, parameter), gradient in zip(others.items(), gradients, strict=False):
                 for scheme in places.at("weights") if gradient is not None else ():
-                    delta = places.weight_error(name, parameter, scheme)
-                    error = errors.setdefault((name, scheme.name), error_of(name, parameter, scheme))
-                    add([error], (gradient * delta).sum()[None])
+                    delta = weight_error(name, parameter, scheme)
+                    if (name, scheme.name) not in errors:
+                        errors[name, scheme.name] = error_of(name, parameter, scheme, delta)
+                    add([errors[name, scheme.name]], (gradient * delta).sum()[None])
     return table, len(base)
 
 
-def _refuse(output: Tensor, name: str) -> None:
-    if not output.requires_grad:
-        raise UnsupportedModelError(
-            f"the output of {name!r} cannot be differentiated: its weights are integers, or its forward pass leaves "
-            "autograd; load it dequantised.",
-            field="model",
-        )
-    raise NonFiniteError(f"the output of {name!r} holds NaN or infinity.", field="model")
-
-
-@torch.no_grad()
-def true_costs(places: Places, recipes: Sequence[Mapping[str, str]], *, factor: float = 1.0) -> Float[Tensor, "r w t"]:
-    """Run the model with a share of the errors of each recipe; return true costs, for windows and positions."""
-    subject, costs = places.subject, []
-
-    def put(Y: Tensor, _errors: Sequence[Error], displaced: Tensor) -> Tensor:
-        return Y + factor * displaced[0]
-
-    matrices = places.other_matrices()
-    for window in range(len(subject.tokens)):
-        base = subject.outputs(window)
-        for recipe in recipes:
-            changed = {name: matrices[name] for name in recipe if name in matrices}
-            with _rounded(changed, recipe, places, factor), places.attached(put, recipe) as arguments:
-                costs.append(subject.cost(base, subject.outputs(window, **arguments)))
-    return torch.stack(costs).unflatten(0, (len(subject.tokens), len(recipes))).transpose(0, 1)
-
-
-@contextmanager
-def _rounded(
-    matrices: Mapping[str, Tensor], recipe: Mapping[str, str], places: Places, factor: float
-) -> Iterator[None]:
-    """Put errors into matrices that belong to no linear module, within the ``with`` block."""
-    before = {name: matrix.detach().clone() for name, matrix in matrices.items()}
-    try:
-        for name, matrix in matrices.items():
-            (scheme,) = (scheme for scheme in places.schemes if scheme.name == recipe[name])
-            matrix.data += factor * places.weight_error(name, matrix, scheme)
-        yield
-    finally:
-        for name, matrix in matrices.items():
-            matrix.data.copy_(before[name])
+def _no_backward(name: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"the output of {name!r} cannot be differentiated: its weights are integers, or its forward pass leaves "
+        "autograd; load it dequantised.",
+        field="model",
+    )

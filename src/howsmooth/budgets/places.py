@@ -4,10 +4,9 @@ A weight matrix with the error δ displaces the output of its linear map at x by
 values, a rounded residual stream the output of a block.
 """
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +30,7 @@ class Error:
     scheme: str  # the name of the scheme that makes it
     numbers: int  # how many numbers are rounded
     bits: float  # how many bits the scheme needs for each of them
+    squared: float  # |δ|²; of caches and activations, at the first window
 
     @property
     def key(self) -> Key:
@@ -49,8 +49,6 @@ class Places:
 
     subject: Subject  # the model
     schemes: Sequence[Scheme]  # the schemes; their places say where
-    # errors of weights that were computed before, as many as memory allows
-    kept: dict[Key, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse to round embeddings whose tied output head is no module of the model: half of the error would miss."""
@@ -60,11 +58,6 @@ class Places:
                 "weights of its embeddings; load it as AutoModelForCausalLM and give the module.",
                 field="schemes",
             )
-
-    @functools.cached_property
-    def size(self) -> int:
-        """How many numbers the parameters of the model hold."""
-        return sum(parameter.numel() for parameter in self.subject.module.parameters())
 
     def at(self, *places: str) -> list[Scheme]:
         """Return the schemes whose errors enter at some kinds of places."""
@@ -85,6 +78,13 @@ class Places:
             if schemes:
                 yield path, names[id(part.weight)], part, schemes
 
+    def check_checkpoints(self) -> None:
+        """Refuse other checkpoints that lack a matrix, or have one of another shape."""
+        for _path, name, part, schemes in self.linear_modules():
+            for scheme in schemes:
+                if scheme.by_name:
+                    scheme.rounded(part.weight.detach(), name)
+
     def other_matrices(self) -> dict[str, nn.Parameter]:
         """Return the matrices that belong to no linear module, such as those of experts: they need gradients."""
         module = self.subject.module
@@ -96,50 +96,25 @@ class Places:
             if min(parameter.shape[-2:]) > 1
         }
 
-    def weight_error(self, name: str, weight: Tensor, scheme: Scheme, *, transposed: bool = False) -> Tensor:
-        """Return the error of a weight matrix; some are kept, never more than the weights themselves take."""
-        key = name, scheme.name
-        if key not in self.kept:
-            W = weight.detach()
-            found = scheme.error(W.mT, name).mT if transposed and not scheme.by_name else scheme.error(W, name)
-            if sum(error.numel() for error in self.kept.values()) + found.numel() > self.size:
-                return found
-            self.kept[key] = found
-        return self.kept[key]
-
     @contextmanager
-    def attached(self, meet: Meet, recipe: Mapping[str, str] | None = None) -> Iterator[dict[str, Any]]:
-        """Call ``meet`` wherever an error of a recipe enters, or any; yield a cache for the model, if one is needed."""
+    def attached(
+        self, meet: Meet, recipe: Mapping[str, str] | None = None, kept: dict[Key, Tensor] | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """Call ``meet`` wherever an error of a recipe enters, or any; yield a cache for the model, if one is needed.
+
+        With ``kept``, errors of weights are computed once and put there: as much memory as all weights.
+        """
         wanted = _Wanted(meet=meet, recipe=recipe)
         with ExitStack() as stack:
             for path, name, part, schemes in self.linear_modules():
                 if chosen := wanted.schemes(name, schemes):
-                    before, after = self._linear_hooks(name, part, chosen, meet)
+                    before, after = _linear_hooks(name, part, chosen, meet, kept)
                     stack.enter_context(hooked(self.subject.module, inputs={path: before}, outputs={path: after}))
             for path, schemes in self._outputs():
                 if chosen := wanted.schemes(path, schemes):
                     stack.enter_context(hooked(self.subject.module, outputs={path: _output_hook(path, chosen, meet)}))
             schemes = self.at("kv", "kv-channel")
             yield {} if not schemes else {"past_key_values": _cache(schemes, wanted), "use_cache": True}
-
-    def _linear_hooks(self, name: str, part: Any, schemes: list[Scheme], meet: Meet) -> tuple[Any, Any]:
-        transposed = type(part).__name__ == "Conv1D"
-        errors = [error_of(name, part.weight.mT if transposed else part.weight, scheme) for scheme in schemes]
-        image: Any = _image(part)
-        entering: list[Tensor] = []
-
-        def before(call: ModuleCall, _turn: int) -> None:
-            (x, *_others) = (*call.positional, *call.named.values())
-            entering.append(x.detach())
-
-        def after(output: Any, _turn: int) -> Any:
-            x = entering.pop()
-            with torch.no_grad():
-                deltas = (self.weight_error(name, part.weight, scheme, transposed=transposed) for scheme in schemes)
-                displaced = torch.stack([image(x, delta) for delta in deltas])
-            return meet(output, errors, displaced)
-
-        return before, after
 
     def _outputs(self) -> Iterator[tuple[str, list[Scheme]]]:
         """Yield the modules whose outputs are rounded: blocks, and all modules without parts."""
@@ -162,9 +137,45 @@ class _Wanted(NamedTuple):
         return schemes if self.recipe is None else [s for s in schemes if self.recipe.get(name) == s.name]
 
 
-def error_of(name: str, X: Tensor, scheme: Scheme) -> Error:
+def weight_error(name: str, weight: Tensor, scheme: Scheme, *, transposed: bool = False) -> Tensor:
+    """Return the error of a weight matrix; one that is stored transposed is rounded along its rows."""
+    W = weight.detach()
+    return scheme.error(W.mT, name).mT if transposed and not scheme.by_name else scheme.error(W, name)
+
+
+def error_of(name: str, X: Tensor, scheme: Scheme, delta: Tensor) -> Error:
     """Return what is known of an error beside its values."""
-    return Error(name=name, scheme=scheme.name, numbers=X.numel(), bits=scheme.bits(X))
+    squared = float(torch.linalg.vector_norm(delta)) ** 2
+    return Error(name=name, scheme=scheme.name, numbers=X.numel(), bits=scheme.bits(X), squared=squared)
+
+
+def _linear_hooks(
+    name: str, part: Any, schemes: list[Scheme], meet: Meet, kept: dict[Key, Tensor] | None
+) -> tuple[Any, Any]:
+    transposed = type(part).__name__ == "Conv1D"
+    image: Any = _image(part)
+    entering: list[Tensor] = []
+
+    def before(call: ModuleCall, _turn: int) -> None:
+        (x, *_others) = (*call.positional, *call.named.values())
+        entering.append(x.detach())
+
+    def after(output: Any, _turn: int) -> Any:
+        x = entering.pop()
+        errors, displaced = [], []
+        with torch.no_grad():
+            W = part.weight.mT if transposed else part.weight
+            for scheme in schemes:  # one error of a matrix at a time: all of them would be larger than the model
+                delta = None if kept is None else kept.get((name, scheme.name))
+                if delta is None:
+                    delta = weight_error(name, part.weight, scheme, transposed=transposed)
+                if kept is not None:
+                    kept[name, scheme.name] = delta
+                errors.append(error_of(name, W, scheme, delta))
+                displaced.append(image(x, delta))
+        return meet(output, errors, torch.stack(displaced))
+
+    return before, after
 
 
 def _output_hook(path: str, schemes: list[Scheme], meet: Meet) -> Callable[[Any, int], Any]:
@@ -173,7 +184,8 @@ def _output_hook(path: str, schemes: list[Scheme], meet: Meet) -> Callable[[Any,
         if not Y.is_floating_point():
             return None
         displaced = torch.stack([scheme.error(Y.detach(), path) for scheme in schemes])
-        found = meet(Y, [error_of(path, Y, scheme) for scheme in schemes], displaced)
+        errors = [error_of(path, Y, scheme, delta) for scheme, delta in zip(schemes, displaced, strict=True)]
+        found = meet(Y, errors, displaced)
         return found if isinstance(output, Tensor) else (found, *output[1:])
 
     return after
@@ -191,10 +203,10 @@ def _cache(schemes: list[Scheme], wanted: _Wanted) -> Any:
         if not chosen:
             return x
         sides = [x.detach().mT if scheme.place == "kv-channel" else x.detach() for scheme in chosen]
-        pairs = list(zip(chosen, sides, strict=True))
-        deltas = [scheme.error(side, name) for scheme, side in pairs]
+        deltas = [scheme.error(side, name) for scheme, side in zip(chosen, sides, strict=True)]
+        errors = [error_of(name, side, s, delta) for s, side, delta in zip(chosen, sides, deltas, strict=True)]
         displaced = [d.mT if s.place == "kv-channel" else d for s, d in zip(chosen, deltas, strict=True)]
-        return wanted.meet(x, [error_of(name, side, scheme) for scheme, side in pairs], torch.stack(displaced))
+        return wanted.meet(x, errors, torch.stack(displaced))
 
     class ErroneousCache(DynamicCache):
         def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:

@@ -1,14 +1,15 @@
 """A model at windows of tokens, and the output that errors change: scores of words or classes, or an embedding."""
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from howsmooth.errors import DtypeError, ShapeError, UnsupportedModelError
 from howsmooth.models.autograd.hooks import first_tensor, without_cache
@@ -36,7 +37,8 @@ class Subject:
         if isinstance(tokens, Text | str):
             text = tokens if isinstance(tokens, Text) else read_text(tokens)
             length = min(LENGTH, transformer.max_length or LENGTH)
-            tokens = inputs(text, transformer).at(range(WINDOWS), length=length, stride=0)
+            framed = output_kind(transformer) != "words"  # encoders know inputs that begin and end with special tokens
+            tokens = inputs(text, transformer, special_tokens=framed).at(range(WINDOWS), length=length, stride=0)
         if not isinstance(tokens, Tensor):
             raise DtypeError(
                 f"tokens must be a tensor of token ids or a text, got {type(tokens).__name__}.", field="tokens"
@@ -60,29 +62,30 @@ class Subject:
     @property
     def kind(self) -> str:
         """What the output is: ``words``, ``classes`` or ``embedding``."""
-        name = type(self.module).__name__
-        if name.endswith("Classification"):
-            return "classes"
-        if self.transformer.with_head is not None or not isinstance(self.transformer.ends.language_head, str):
-            return "words"
-        embedding = self.transformer.ends.sentence_embedding
-        if isinstance(embedding, str):
-            raise UnsupportedModelError(
-                f"{self.transformer.name!r} has no output to compare: {embedding}, and it has no head for words or "
-                "classes.",
-                field="model",
-            )
-        return "embedding"
+        return output_kind(self.transformer)
 
-    def outputs(self, window: int, **arguments: Any) -> Float[Tensor, "positions outputs"]:
-        """Run the model at one window: logits at each position, or one row, scores of classes or an embedding."""
+    @property
+    def unit(self) -> str:
+        """What costs count."""
+        embedding = self.transformer.ends.sentence_embedding
+        if self.kind == "embedding" and not getattr(embedding, "normalised", True):
+            return "half squared displacement"
+        return {"words": "nats a token", "classes": "nats an input", "embedding": "1 − cosine"}[self.kind]
+
+    def outputs(
+        self, window: int, *, weights: Mapping[str, Tensor] | None = None, **arguments: Any
+    ) -> Float[Tensor, "positions outputs"]:
+        """Run the model at one window: logits at each position, or one row, scores of classes or an embedding.
+
+        Args:
+            window: Which window.
+            weights: Parameters that take the place of those of the module, by their names.
+            arguments: A cache for the module.
+        """
         device = next(self.module.parameters()).device
         given = self.tokens[window : window + 1].to(device)
-        if arguments:  # a cache
-            found = self.module(given, **arguments)
-        else:
-            with without_cache(self.module):
-                found = self.module(given)
+        with nullcontext() if arguments else without_cache(self.module):
+            found = functional_call(self.module, dict(weights or {}), (given,), arguments)
         if self.transformer.with_head is not None:
             return found.logits.flatten(0, -2)
         ends: Any = self.transformer.ends
@@ -110,6 +113,21 @@ class Subject:
         p = output.softmax(-1)
         root = p.sqrt().mul_(xi)
         return root.sub_(p.mul_(root.sum(-1, keepdim=True)))
+
+
+def output_kind(transformer: Transformer) -> str:
+    """Return what the output of a model is: ``words``, ``classes`` or ``embedding``."""
+    if type(transformer.with_head or transformer.module).__name__.endswith("Classification"):
+        return "classes"
+    if transformer.with_head is not None or not isinstance(transformer.ends.language_head, str):
+        return "words"
+    embedding = transformer.ends.sentence_embedding
+    if isinstance(embedding, str):
+        raise UnsupportedModelError(
+            f"{transformer.name!r} has no output to compare: {embedding}, and it has no head for words or classes.",
+            field="model",
+        )
+    return "embedding"
 
 
 def _embedding(hidden: Float[Tensor, "1 n d"], embedding: SentenceEmbedding) -> Float[Tensor, "1 d"]:

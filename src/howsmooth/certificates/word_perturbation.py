@@ -66,13 +66,17 @@ class WordPerturbation:
         return found
 
     def chain(self, eps: float, room: float) -> list[Float[Tensor, " groups"]]:
-        """Return what :meth:`remainders` does, stage by stage, each raised by a share before the next one follows."""
+        """Return what :meth:`remainders` does, stage by stage, each raised by a share before the next one follows.
+
+        The first stage follows from the radius alone and needs hardly any: it ties the chain to the radius.
+        """
         found: list[Tensor] = []
         for place, stage in self._table.stages.items():
             before = torch.cat(found) if found else self._table.X.new_zeros(0)
             bounds = self._remainder(place, stage, eps, before)
             # where there is no remainder, rounding leaves one
-            found.append((1 + room) * bounds + room**2 * bounds.max().clamp_min(1e-3))
+            share = room if found else room**2
+            found.append((1 + share) * bounds + share**2 * bounds.max().clamp_min(1e-3))
         return found
 
     def unit_ranges(self, eps: float) -> dict[int, Tensor]:

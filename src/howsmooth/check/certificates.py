@@ -148,7 +148,8 @@ class NormStage(Stage):
         if not (sine.upper < 1).all():
             raise Refuted(0, "a word that may turn by a right angle has no bound")
         found = np.zeros(2 * self.n)
-        found[tokens] = (ball(np.ones(len(tokens))) - (ball(np.ones(len(tokens))) - sine * sine).sqrt()).upper
+        cosine = (ball(np.ones(len(tokens))) - sine * sine).sqrt()
+        found[tokens] = (sine * sine * (cosine + 1.0).inverse()).upper  # 1 − cos φ, without the difference
         return found
 
 

@@ -1,26 +1,26 @@
-"""Error budgets: what rounding costs by depth and kind of matrix, and the frontier of size and cost."""
+"""Error budgets: what rounding costs by depth and kind of matrix and by token, and the frontier of size and cost."""
 
 from typing import Any
 
 import altair as alt
 import torch
 
-from howsmooth.budgets.effects import Effect, half_of_cost
+from howsmooth.budgets.effects import half_of_cost
 from howsmooth.budgets.error_budget import Budget
-from howsmooth.budgets.recipes import KEEP, RecipeChoice
+from howsmooth.budgets.recipes import RULES, RecipeChoice
 from howsmooth.report.charts import ChartKind
-from howsmooth.report.drawing.palette import BLUE, GREY, INK, PINK
+from howsmooth.report.drawing.palette import BLUE, GREEN, GREY, INK, PINK
 from howsmooth.report.drawing.panels import Style, Styles, panels, points, series_panels
 from howsmooth.report.drawing.scales import drawable, log_axis, log_scale, span_of
 from howsmooth.report.drawing.tables import Chart, Numbers, Rows
 from howsmooth.report.sections import Section
-from howsmooth.studies.kinds.budget import BudgetSummary, budgets, summarise_recipes
+from howsmooth.studies.kinds.budget import BudgetSummary, Suffering, schemes_in
+from howsmooth.studies.kinds.recipe import summarise_recipes
 from howsmooth.wording import number, percent
 
-OURS, UNIFORM, ENDS, MEASURED = "chosen recipe", "one scheme everywhere", "first and last layers kept", "measured"
+OURS, MEASURED = "chosen recipe", "chosen recipe, measured"
 STYLES: Styles = {
-    UNIFORM: Style(mark="dotted line", colour=GREY),
-    ENDS: Style(mark="dotted line", colour=PINK),
+    **{rule: Style(mark="dotted line", colour=colour) for rule, colour in zip(RULES, (GREY, PINK, GREEN), strict=True)},
     OURS: Style(mark="dotted line", colour=BLUE),
     MEASURED: Style(mark="points", colour=INK),
 }
@@ -29,8 +29,12 @@ PANEL = {"width": 560, "height": 240}
 
 
 def _summaries(section: Section) -> list[BudgetSummary]:
-    found = budgets(section.of_kind("budget"))
-    return [BudgetSummary(budget=each, scheme=label) for each in found for label in each.schemes]
+    return schemes_in(section.of_kind("budget"))
+
+
+def _budgets(section: Section) -> list[Budget]:
+    """Return every budget once."""
+    return list({id(each.budget): each.budget for each in _summaries(section)}.values())
 
 
 def draw_depths(section: Section) -> Chart:
@@ -59,7 +63,7 @@ def draw_depths(section: Section) -> Chart:
 
 
 def _cost(section: Section) -> str:
-    return budgets(section.of_kind("budget"))[0].cost
+    return _summaries(section)[0].budget.cost
 
 
 def table_depths(section: Section) -> Numbers:
@@ -76,31 +80,20 @@ def frontier(budget: Budget) -> dict[str, list[tuple[float, float]]]:
     """Return sizes and costs of recipes by rule; recipes are chosen by the even passes and judged by the odd ones."""
     errors, positions = budget.products.errors, budget.products.positions
     even, odd = (RecipeChoice.of(errors, budget.products.values[:, start::2], positions) for start in (0, 1))
-    every = torch.arange(len(even.names))
-    whole = float(even.bits[:, -1].sum())
+    whole, least = float(even.bits[:, -1].sum()), float(even.bits.amin(1).sum())
 
     def judged(chosen: torch.Tensor) -> tuple[float, float]:
-        cost = float(odd.values[:, every, chosen].sum(1).square().sum())
-        return even.total_bits(chosen) / whole, cost
+        return even.total_bits(chosen) / whole, odd.cost(chosen)
 
-    keep = even.options.index(KEEP)
-    uniform = [torch.full_like(every, i) for i in range(keep) if bool(even.bits[:, i].isfinite().all())]
-    least = min((even.total_bits(chosen) for chosen in uniform), default=whole)
-    sizes = [least * (whole / least) ** (step / SIZES) for step in range(SIZES)]
-    layers = [Effect(name=name, scheme="", kl=0, low=0, high=0).layer for name in even.names]
-    depth = max((layer for layer in layers if layer is not None), default=0)
-    ends = torch.tensor([layer is not None and min(layer, depth - layer) < 2 for layer in layers])
-    return {
-        UNIFORM: sorted(judged(chosen) for chosen in uniform),
-        ENDS: sorted(judged(torch.where(ends, keep, chosen)) for chosen in uniform),
-        OURS: [judged(even.within(bits=size * (1 + 1e-9))) for size in sizes],
-    }
+    sizes = [least * (whole / least) ** (step / SIZES) * (1 + 1e-9) for step in range(SIZES)]
+    found = {rule: [judged(even.by_rule(rule, bits=bits)) for bits in sizes] for rule in RULES}
+    return found | {OURS: [judged(even.within(bits=bits)) for bits in sizes]}
 
 
 def draw_frontier(section: Section) -> Chart:
     """Draw cost against size, a line for each rule, and what was measured."""
     rows: Rows = []
-    for budget in budgets(section.of_kind("budget")):
+    for budget in _budgets(section):
         for rule, pairs in frontier(budget).items():
             rows += points(pairs, series=rule, panel=budget.model)
         measured = [r for r in summarise_recipes(section.of_kind("recipe")) if r.ask.model == budget.model]
@@ -113,15 +106,50 @@ def table_frontier(section: Section) -> Numbers:
     """Return a row for each recipe."""
     rows = [
         (None, (rule, percent(size), number(cost, 4)))
-        for budget in budgets(section.of_kind("budget"))
+        for budget in _budgets(section)
         for rule, pairs in frontier(budget).items()
         for size, cost in pairs
     ]
     return Numbers(head=("rule", "share of 16 bits", "cost"), rows=rows)
 
 
+def draw_tokens(section: Section) -> Chart:
+    """Draw a bar for each position: the tokens across, the true cost of all errors together up."""
+    rows: Rows = [
+        {"panel": panel, "position": t, "context": f"…{each.context}", "cost": each.cost, "told": number(each.cost)}
+        for panel, positions in _positions(section).items()
+        for t, each in enumerate(positions)
+    ]
+    bars = alt.Chart().mark_bar(color=BLUE)
+    bars = bars.encode(
+        x=alt.X("position:Q", title="position, window behind window"),
+        y=alt.Y("cost:Q", title=_cost(section)),
+        tooltip=[alt.Tooltip("context:N", title="behind"), alt.Tooltip("told:N", title="cost")],
+    )
+    first, *_others = _positions(section).values()
+    ranked = sorted((each.cost for each in first), reverse=True)
+    share = percent(sum(ranked[: max(1, len(ranked) // 10)]) / (sum(ranked) or 1.0))
+    title = f"A tenth of the positions bears {share} of the cost"
+    return panels(alt.LayerChart(layer=[bars]).properties(**PANEL), rows, title=title, columns=1)
+
+
+def _positions(section: Section) -> dict[str, list[Suffering]]:
+    """Return the true cost at every position, in the order of the text, by the name of a panel."""
+    return {f"{each.budget.model}: {each.scheme}": each.positions for each in _summaries(section) if each.positions}
+
+
+def table_tokens(section: Section) -> Numbers:
+    """Return a row for each position."""
+    rows = [
+        (None, (panel, f"…{each.context}", number(each.cost)))
+        for panel, positions in _positions(section).items()
+        for each in positions
+    ]
+    return Numbers(head=("scheme", "behind", "cost"), rows=rows)
+
+
 def _some(section: Section) -> bool:
-    return any(drawable(effect.kl) for each in budgets(section.of_kind("budget")) for effect in each.effects)
+    return any(drawable(effect.kl) for each in _summaries(section) for effect in each.effects)
 
 
 CHARTS = (
@@ -141,11 +169,21 @@ CHARTS = (
         short="frontier",
         sections=("budget",),
         rank=20,
-        about="What recipes cost against their size, on logarithmic axes: one scheme everywhere, the first and last "
-        "two layers kept, and recipes that were chosen by half of the passes and judged by the others; dots for what "
-        "was measured.",
+        about="What recipes cost against their size, on logarithmic axes: chosen by half of the passes, and by rules "
+        "of thumb, which are the same scheme everywhere, the first and last two layers finer, and the least sum of "
+        "squared weight errors; all judged by the other half of the passes. Dots for what was measured.",
         wanted=_some,
         draw=draw_frontier,
         table=table_frontier,
+    ),
+    ChartKind(
+        name="cost_by_token",
+        short="tokens",
+        sections=("budget",),
+        rank=30,
+        about="What all errors of a scheme together truly cost at each position of the text.",
+        wanted=lambda section: bool(_positions(section)),
+        draw=draw_tokens,
+        table=table_tokens,
     ),
 )
