@@ -33,7 +33,7 @@ class Subject:
     @classmethod
     def of(cls, model: Transformer | nn.Module | str, tokens: Int[Tensor, "b n"] | Text | str) -> "Subject":
         """Load a model and cut a text, if need be."""
-        transformer = model if isinstance(model, Transformer) else load(model)
+        transformer = model if isinstance(model, Transformer) else load(model, streamed=False)
         if isinstance(tokens, Text | str):
             text = tokens if isinstance(tokens, Text) else read_text(tokens)
             length = min(LENGTH, transformer.max_length or LENGTH)
