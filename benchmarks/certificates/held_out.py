@@ -16,9 +16,9 @@ import torch
 
 import howsmooth
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
 
-from experiments.reviews import find_reviews, read_reviews, words
+from reviews import find_reviews, read_reviews, words
 
 TOKENS = range(6, 11)
 VOCABULARY = "models/data/reviews/tokenizer.json"
