@@ -13,7 +13,7 @@ LAYERS, WIDTH, HEADS, LENGTH, LETTERS = 6, 96, 4, 128, 256
 BATCH, RATE, STEPS = 8, 3e-3, 400
 # The last tenth of the text is not learned from.
 LEARNED = 0.9
-END = {"bos_token_id": 0, "eos_token_id": 0}
+END: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0}
 
 
 def letters() -> Tensor:
@@ -32,11 +32,11 @@ def untrained(family: str) -> Any:
     """Return a decoder like GPT-2 or Llama that knows nothing yet."""
     torch.manual_seed(0)
     if family == "gpt2":
-        config = GPT2Config(
+        gpt2 = GPT2Config(
             vocab_size=LETTERS, n_positions=LENGTH, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, **END,
             resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
         )  # fmt: skip
-        return GPT2LMHeadModel(config)
+        return GPT2LMHeadModel(gpt2)
     config = LlamaConfig(
         vocab_size=LETTERS,
         hidden_size=WIDTH,

@@ -45,12 +45,12 @@ TWIN = (
 SMALLEST = TWIN | {"hidden_size": 96, "intermediate_size": 256}
 
 
-def write(folder: Path, shape: dict[str, int]) -> int:
+def write(folder: Path, shape: dict[str, Any]) -> int:
     """Write a model with random weights, one shard for each layer; return how many parameters it has."""
     config = LlamaConfig(**shape, architectures=["LlamaForCausalLM"], tie_word_embeddings=True, dtype="bfloat16")
     config.save_pretrained(folder)
     d, h = config.hidden_size, config.intermediate_size
-    kv = d // config.num_attention_heads * config.num_key_value_heads
+    kv = d // config.num_attention_heads * int(config.num_key_value_heads or 1)
     layer = {
         "self_attn.q_proj": (d, d),
         "self_attn.k_proj": (kv, d),
@@ -66,7 +66,8 @@ def write(folder: Path, shape: dict[str, int]) -> int:
     shards |= {
         f"{i:03d}": {f"layers.{i}.{name}": s for name, s in layer.items()} for i in range(config.num_hidden_layers)
     }
-    generator, index, count = torch.Generator().manual_seed(0), {}, 0
+    index: dict[str, str] = {}
+    generator, count = torch.Generator().manual_seed(0), 0
     for shard, shapes in shards.items():
         tensors = {f"model.{name}.weight": _weight(size, generator) for name, size in shapes.items()}
         save_file(tensors, folder / f"model-{shard}.safetensors", metadata={"format": "pt"})
@@ -125,6 +126,7 @@ def bare(folder: Path, products: list[tuple[int, int]]) -> float:
     attention = hs.load(folder, streamed=True).layer(0).closed_form
     d = attention.query.shape[-1]
     weights = [w.reshape(-1, d) for w in (attention.query, attention.key, attention.value)]
+    assert attention.output is not None
     weights.append(attention.output.reshape(-1, d))
     total = 0.0
     for length, count in products:

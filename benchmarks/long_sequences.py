@@ -38,7 +38,9 @@ def share(rank: int, size: int, n: int, place: str) -> None:
     """Measure together with other processes, and write what came of it."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
-    store = dist.FileStore(f"{place}/store-{size}-{n}", size)
+    store = dist.FileStore(  # type: ignore[attr-defined]
+        f"{place}/store-{size}-{n}", size
+    )
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=ONE_HOUR)
     f, X = attention(), part(n, rank, size)
     hs.local_lipschitz(f, X[:8], rtol=RTOL, seed=0, group=dist.group.WORLD)  # what is loaded once does not count
@@ -103,16 +105,16 @@ def main() -> None:
         )
     (first, last), two = lengths, {n: found[n, 2] for n in lengths}
     cpu = sum(each["cpu"] for each in two[last])
-    own = [max(each["own"] for each in two[n]) for n in lengths]
-    slope = max(own[1] - own[0], 0) / (last - first)
+    most = [max(each["own"] for each in two[n]) for n in lengths]
+    slope = max(most[1] - most[0], 0) / (last - first)
     print(
         f"calculated for {LONG:,}: {cpu * (LONG / last) ** 2 / 3600:.1f} CPU hours, "
-        f"{2 * (own[1] + slope * (LONG - last)) / 1e9:.1f} GB beside torch in two processes"
+        f"{2 * (most[1] + slope * (LONG - last)) / 1e9:.1f} GB beside torch in two processes"
     )
     apart = max(abs(found[n, 2][0]["lower"] / found[n, 1][0]["lower"] - 1) for n in lengths)
     claims = {
         "two processes find what one finds to 1e-5": apart <= 1e-5,
-        "each of two takes for twice the tokens what one takes, to 15 %": own[1] <= 1.15 * found[first, 1][0]["own"],
+        "each of two takes for twice the tokens what one takes, to 15 %": most[1] <= 1.15 * found[first, 1][0]["own"],
     }
     if arguments.full:
         claims["128k tokens take less than 4 GB"] = sum(each["peak"] for each in found[LONG, 2]) < 4e9

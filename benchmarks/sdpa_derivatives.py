@@ -89,9 +89,9 @@ def main() -> None:
     # before anything else: a process begins with the peak of the one that started it
     n = 256 if given.quick else given.memory_at
     for what in ("jvp", "double backward"):
-        short, long, dense = peak("hs.sdpa", what, n // 2), peak("hs.sdpa", what, n), peak("math", what, n)
-        print(f"{what}, n = {n}, 2 heads: {long / 2**20:.0f} MiB, at n/2 {short / 2**20:.0f}, math {dense / 2**20:.0f}")
-        claims[f"{what}: a quarter of the memory of the math kernel ({long / max(dense, 1):.3f})"] = long <= dense / 4
+        short, long, peer = peak("hs.sdpa", what, n // 2), peak("hs.sdpa", what, n), peak("math", what, n)
+        print(f"{what}, n = {n}, 2 heads: {long / 2**20:.0f} MiB, at n/2 {short / 2**20:.0f}, math {peer / 2**20:.0f}")
+        claims[f"{what}: a quarter of the memory of the math kernel ({long / max(peer, 1):.3f})"] = long <= peer / 4
         claims[f"{what}: memory grows linearly ({long / max(short, 1):.2f} for twice the length)"] = long <= 2.4 * short
     torch.set_num_threads(1)
     print(f"{'n':>5}  jvp: math / ours   double backward: math / ours   forward + backward: ours / torch")

@@ -30,7 +30,7 @@ BOOTSTRAPS = 1000
 def renyi_entropies(model: hs.Transformer, tokens: torch.Tensor, kv_heads: int) -> dict[tuple[int, int], float]:
     """Return −log₂ Σp² of the attention of each head of the cache, mean over rows and the queries that share it."""
     activations = model.activations(tokens)
-    found = {}
+    found: dict[tuple[int, int], float] = {}
     for layer in range(len(model.layers)):
         f, X = activations.at(layer, "attention")
         assert isinstance(f, hs.Attention)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 import howsmooth as hs
 from howsmooth.models.inputs.text import read_text
+from howsmooth.spectral.autograd import linearise
 
 LENGTH, WINDOWS = 16, 10
 MODELS = ("minilm", "smollm2", "random:bert", "random:gpt2")
@@ -108,7 +109,7 @@ def exponents(names: Sequence[str]) -> None:
             for layer in range(len(model.layers)):
                 f, X = activations.at(layer, "block")
                 with torch.no_grad():
-                    J = f.jacobian(X)
+                    J = linearise(f, X)
                     if E is None:
                         E = torch.randn((*J.batch, *J.domain), generator=generator, dtype=J.dtype)
                         E = E / E.norm()
@@ -135,10 +136,10 @@ def alignment(names: Sequence[str], top: int = 10, tokens: int = 1) -> None:
             activations = model.activations(window[None])
             maps = [activations.at(layer, "block") for layer in range(len(model.layers))]
             with torch.no_grad():
-                jacobians = [f.jacobian(X) for f, X in maps]
+                jacobians = [linearise(f, X) for f, X in maps]
             whole = [hs.spectral_norm(J, rtol=1e-2, seed=0) for J in jacobians]
-            for this, following in itertools.pairwise(whole):
-                overlap = (this.response.flatten() @ following.direction.flatten()).abs()
+            for worst, after in itertools.pairwise(whole):
+                overlap = (worst.response.flatten() @ after.direction.flatten()).abs()
                 columns[3].append(float(overlap))
             for token in torch.linspace(LENGTH // 2, LENGTH - 1, tokens).long().tolist():
                 blocks = [_one_token(J, token) for J in jacobians]

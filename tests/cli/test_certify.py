@@ -70,7 +70,7 @@ def test_words_move_together_in_other_norms_and_between_layers(certify):
 @pytest.mark.slow
 def test_sentences_of_another_class_are_said_and_the_others_certified(certify, tmp_path):
     (tmp_path / "sentences.txt").write_text("dull film\n\ngripping film\n", encoding="utf-8")
-    done = certify("--file", "sentences.txt", "--label", "good", "--word", "film", model="reviews")
+    done = certify("--sentences", "sentences.txt", "--label", "good", "--word", "film", model="reviews")
     assert done.code == 0
     assert done.err == "'dull film' is classified as 'bad', not 'good': misclassified, so not certified.\n"
     wrong, right = sorted(read_run(tmp_path / "run").records, key=lambda record: record.ask.sentence)

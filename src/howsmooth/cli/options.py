@@ -130,7 +130,13 @@ def set_threads(threads: int | None) -> None:
 
 Command = Callable[..., None]
 # Other names of the same option.
-ALIASES = {"layers": ("--layer",), "layer": ("--layers",), "lengths": LENGTH[1:], "length": LENGTH}
+ALIASES = {
+    "layers": ("--layer",),
+    "layer": ("--layers",),
+    "lengths": LENGTH[1:],
+    "length": LENGTH,
+    "file": ("--sentences",),
+}
 
 
 def option_groups(command: Command) -> Command:
