@@ -24,6 +24,7 @@ ROOMS = {
     "tokens": "Tokens",
     "certificates": "Certificates",
     "verification": "Verification",
+    "check": "Proof files",
     "budgets": "Error budgets",
     "scaled_dot_product": "Attention with derivatives of every order",
     "attention_calls": "Attention inside modules",

@@ -20,7 +20,7 @@ from howsmooth.studies.kinds import kind_names
 from howsmooth.studies.plans.paper import ALSO, FIGURES
 
 # Those of budgets and of pictures are drawn in the tests of their commands.
-ELSEWHERE = {"cost_by_depth", "size_and_cost", "sensitive_patches"}
+ELSEWHERE = {"cost_by_depth", "cost_by_token", "size_and_cost", "sensitive_patches"}
 NAMES = [kind.name for kind in charts() if kind.name not in ELSEWHERE]
 FILES = [module.name for module in pkgutil.iter_modules(folder.__path__)]
 TOY = '''"""How many records there are."""

@@ -55,9 +55,9 @@ def test_many_sampled_tokens_move_as_the_affine_map_says(options, residual):
     weights = torch.softmax(q[:, :5] @ k.repeat_interleave(shared, 0).mT, -1)
     seen = (moved.output @ (weights @ v.repeat_interleave(shared, 0)).mT).sum(0).mT
     seen = seen + (0 if moved.output_bias is None else moved.output_bias) + (some if residual else 0)
-    torch.testing.assert_close(f.on(mu)(some), seen, atol=0.02, rtol=0)
+    torch.testing.assert_close(f.on_gaussian(mu)(some), seen, atol=0.02, rtol=0)
     image = mean_field(f)(mu)
-    sampled = hs.GaussianMeasure.fitted(f.on(mu)(tokens))
+    sampled = hs.GaussianMeasure.fitted(f.on_gaussian(mu)(tokens))
     assert float(image.distance(sampled)) < 0.02
 
 
@@ -101,7 +101,7 @@ def test_the_constant_is_attained_by_neighbours_and_exceeded_by_none(sizes, resi
     d, heads, k = sizes
     f, mu = layer(d, heads, k), gaussian(d)
     f = Residual(f) if residual else f
-    J = f.jacobian_on(mu)
+    J = f.on_gaussian(mu).jacobian()
     found = hs.local_lipschitz(f, mu)
     image = mean_field(f)(mu)
 
@@ -123,7 +123,7 @@ def test_the_constant_is_attained_by_neighbours_and_exceeded_by_none(sizes, resi
 
 
 def test_products_are_adjoint():
-    J = Residual(layer(**LAYERS["biases"])).jacobian_on(gaussian(3))
+    J = Residual(layer(**LAYERS["biases"])).on_gaussian(gaussian(3)).jacobian()
     rng = torch.Generator().manual_seed(0)
     E, G = (torch.randn(shape, dtype=F64, generator=rng) for shape in (J.domain, J.codomain))
     assert float((J.jvp(E) * G).sum()) == pytest.approx(float((E * J.vjp(G)).sum()))

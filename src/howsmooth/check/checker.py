@@ -32,7 +32,7 @@ def check_proof(path: str | os.PathLike[str], model: Any) -> list[Outcome]:
         model: What it is about: the name of a model, a file of weights, or a map.
 
     Returns:
-        An outcome for each claim: *checked*, *replayed*, *refuted* at a stage, or *cannot check*.
+        For each claim an outcome, which is *checked*, *replayed*, *refuted* at a stage, or *cannot check*.
     """
     try:
         claims, steps = _read(path, model)

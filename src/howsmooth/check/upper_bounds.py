@@ -1,7 +1,7 @@
 r"""Upper bounds on a ball, checked: every norm by a Cholesky factor, every formula in balls of arb.
 
 Of a head, with :math:`A = sK^\top Q`, :math:`b = s|K^\top b_q|` and :math:`c = \|A\|R^2`, the theorems say
-:math:`\mathrm{Lip}\le\|WV\|\,g`, with g from :data:`FACTORS`. Heads add up, or are concatenated,
+:math:`\mathrm{Lip}\le\|WV\|\,g`, with g from ``FACTORS``. Heads add up, or are concatenated,
 :math:`\|[W_1\cdots W_H]\|(\sum_h\|V_h\|^2g_h^2)^{1/2}`, or stand together under scales
 (docs, :ref:`several-heads` and :ref:`heads-together`).
 """

@@ -16,7 +16,6 @@ from howsmooth.maps.attention_weights import AttentionPattern, Scores, attend
 from howsmooth.maps.derivative import AttentionJacobian
 from howsmooth.maps.gaussian_attention import Gaussian, GaussianAttention
 from howsmooth.maps.heads import GIBIBYTE, MultiHead, require_memory
-from howsmooth.maps.mean_field_maps import Atoms
 from howsmooth.maps.positions import Distances, Positions
 from howsmooth.maps.projections import NO_TRANSFORMS, Projections, Transforms
 from howsmooth.maps.weighting import Softmax, Weighting
@@ -317,13 +316,11 @@ class Attention(ScoreAttention):
 
     def on(self: S, measure: object) -> Any:
         """Return the map that moves the tokens of a measure; those of a Gaussian one it moves by an affine map."""
-        if isinstance(measure, Gaussian):
-            return GaussianAttention.of(self, self.score_scale, measure)
-        return super().on(measure)
+        return self.on_gaussian(measure) if isinstance(measure, Gaussian) else super().on(measure)
 
-    def jacobian_on(self, measure: Atoms | Gaussian) -> Any:
-        """Differentiate at a measure: when atoms move without splitting, or among Gaussian measures."""
-        return self.on(measure).jacobian() if isinstance(measure, Gaussian) else super().jacobian_on(measure)
+    def on_gaussian(self, measure: Gaussian) -> GaussianAttention:
+        """Return the affine map that moves the tokens of a Gaussian measure."""
+        return GaussianAttention.of(self, self.score_scale, measure)
 
     def _mechanism(self, X: Tensor) -> Mechanism:
         sink = self.sink

@@ -10,7 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
-from howsmooth.maps.gaussian_attention import GaussianAttention
+from howsmooth.maps.attention import Attention
+from howsmooth.maps.gaussian_attention import Gaussian, GaussianAttention
 from howsmooth.maps.heads import GIBIBYTE, MultiHead, require_memory
 from howsmooth.maps.protocols import Jacobian, Linearisable, Map
 from howsmooth.ring_attention import TokenRing
@@ -141,23 +142,15 @@ class Residual(ComposedMap):
         _require_same_shape(inner.domain, inner.codomain)
         return X + Y, ResidualJacobian(inner)
 
-    def on(self, measure: Any) -> "Residual | GaussianAttention":
-        """Return the map that moves the tokens of a measure, where the map inside has one."""
-        if not isinstance(self.map, MultiHead):
+    def on_gaussian(self, measure: Gaussian) -> GaussianAttention:
+        """Return the affine map that moves the tokens of a Gaussian measure, where attention is inside."""
+        if not isinstance(self.map, Attention):
             raise AssumptionError(
-                f"attention, alone or in a residual, moves measures; got a residual of {type(self.map).__name__}.",
+                f"softmax attention, alone or in a residual, moves Gaussian measures; got a residual of "
+                f"{type(self.map).__name__}.",
                 field="map",
             )
-        moved = self.map.on(measure)
-        return moved.with_residual() if isinstance(moved, GaussianAttention) else Residual(moved)
-
-    def jacobian_on(self, measure: Any) -> Any:
-        """Differentiate at a measure: when atoms move without splitting, or among Gaussian measures."""
-        moved = self.on(measure)
-        if isinstance(moved, GaussianAttention):
-            return moved.jacobian()
-        assert isinstance(self.map, MultiHead)  # which `on` requires
-        return ResidualJacobian(self.map.jacobian_on(measure))  # masses weigh the identity by one
+        return self.map.on_gaussian(measure).with_residual()
 
 
 class ChainJacobian:

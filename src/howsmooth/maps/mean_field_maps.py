@@ -42,16 +42,18 @@ class MeasureMovingMap(Protocol):
         """Return the map that moves the atoms of one measure."""
 
 
-def mean_field(attention: MeasureMovingMap) -> Callable[[Any], Any]:
+def mean_field(attention: Any) -> Callable[[Any], Any]:
     r"""Return attention as a map on measures: ``mean_field(attention)(measure)`` is :math:`F(\mu)`.
 
     .. math:: F(\mu) = (\Gamma_\mu)_\sharp\mu,\qquad
               \Gamma_\mu(x) = \int Vy\,e^{\langle Ax,y\rangle}d\mu(y)\Big/\int e^{\langle Ax,y\rangle}d\mu(y)
 
-    Exact on discrete measures; masked attention integrates over what lies at the position of x or before. A sequence
-    is the measure of its tokens with equal masses.
+    Exact on discrete measures, and on Gaussian ones, where it takes a residual around attention too; masked attention
+    integrates over what lies at the position of x or before. A sequence is the measure of its tokens with equal masses.
     """
-    return lambda measure: measure.push_forward(attention.on(measure))
+    return lambda measure: measure.push_forward(
+        attention.on_gaussian(measure) if hasattr(measure, "covariance") else attention.on(measure)
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -45,9 +45,12 @@ def linearise(f: Callable[[Tensor], Any], X: Tensor | Any, *, compare: bool = Tr
 
     A derivative by autograd is compared with a difference of outputs unless ``compare`` is off: two evaluations more.
     """
-    if isinstance(f, DifferentiableOnMeasures) and hasattr(X, "push_forward"):
+    if isinstance(f, DifferentiableOnMeasures) and hasattr(X, "points"):
         with torch.no_grad():
             return f.jacobian_on(X)  # a measure
+    if hasattr(X, "covariance") and hasattr(f, "on_gaussian"):
+        with torch.no_grad():
+            return f.on_gaussian(X).jacobian()
     require_floating(X, "tokens")
     X = _measurable(X)
     if isinstance(f, Differentiable):

@@ -38,7 +38,7 @@ def mean_field_upper(attention: Attention, *, radius: float) -> Bound:
 
     Example:
         >>> identity = torch.eye(2, dtype=torch.float64)
-        >>> mean_field_upper(Attention.single_head(A=0 * identity, V=identity), radius=1.0).value
+        >>> round(mean_field_upper(Attention.single_head(A=0 * identity, V=identity), radius=1.0).value, 9)
         1.0
     """
     heads = _unmasked_heads(attention, "the paper's mean-field bound", radius)
@@ -59,7 +59,7 @@ def sharp_mean_field_upper(attention: Attention, *, radius: float, p: float = 2.
 
     Example:
         >>> identity = torch.eye(2, dtype=torch.float64)
-        >>> sharp_mean_field_upper(Attention.single_head(A=0 * identity, V=identity), radius=1.0).value
+        >>> round(sharp_mean_field_upper(Attention.single_head(A=0 * identity, V=identity), radius=1.0).value, 9)
         1.0
     """
     _require_exponent(p, above=False)

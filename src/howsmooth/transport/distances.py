@@ -106,7 +106,7 @@ def wasserstein(
     others: the length of the longest step, however little mass takes it. Masses that differ by a few roundings are
     taken for equal. Costs a flow in whole numbers for each step of a bisection, or a matching where masses are equal.
 
-    Between two Gaussian measures, p = 2, it is :meth:`GaussianMeasure.distance`.
+    Between two Gaussian measures, p = 2, it is :meth:`howsmooth.GaussianMeasure.distance`.
 
     Example:
         >>> mu, nu = DiscreteMeasure(torch.tensor([[0.0], [1.0]])), DiscreteMeasure(torch.tensor([[1.0], [3.0]]))

@@ -31,7 +31,7 @@ def answer(ask):
 ESTIMATES = {
     *("typical", "linear", "predicted", "crossing", "mean_radius", "reach", "radius", "released_quantity"),
     *("entropy", "overhead", "accuracy", "network", "attention", "flipped", "swapped"),
-    *("table_seconds", "word_seconds"),
+    *("table_seconds", "word_seconds", "norm", "nearest"),
     *("bits", "share", "fresh", "fresh_low", "fresh_high", "measured"),
     *("largest_logit", *PROBED),
 }

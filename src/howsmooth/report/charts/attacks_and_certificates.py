@@ -138,9 +138,18 @@ def draw_words(section: Section) -> Chart:
     told = [alt.Tooltip(f"{name}:N") for name in ("word", "certified", "attacked", "nearest", "norm", "lost")]
     # no filters: every sentence has its own words, and they are those of all its layers
     base = alt.Chart().encode(y=y, tooltip=told)
-    between = base.mark_rule(color=GREY, strokeDash=[2, 3]).encode(x=alt.X("x:Q", **along), x2="to:Q")
-    marks = base.mark_point(size=80, opacity=1, strokeWidth=0).encode(x=alt.X("x:Q", **along), fill=fill, shape=shape)
-    chart = alt.LayerChart(layer=[between, marks]).properties(width=WIDTH, height=alt.Step(ROW))
+    lines = base.mark_point(size=0, opacity=0).encode(x=alt.value(0))  # a word without any radius keeps its line
+    between = (
+        base.transform_filter("isValid(datum.to)")
+        .mark_rule(color=GREY, strokeDash=[2, 3])
+        .encode(x=alt.X("x:Q", **along), x2="to:Q")
+    )
+    marks = (
+        base.transform_filter("isValid(datum.x)")
+        .mark_point(size=80, opacity=1, strokeWidth=0)
+        .encode(x=alt.X("x:Q", **along), fill=fill, shape=shape)
+    )
+    chart = alt.LayerChart(layer=[lines, between, marks]).properties(width=WIDTH, height=alt.Step(ROW))
     return panels(chart, rows, title=_word_title(every), columns=1).resolve_scale(y="independent")
 
 

@@ -234,7 +234,7 @@ class CertifiedAccuracy:
 
     @property
     def sentence(self) -> str:
-        """Accuracies: clean, certified and attacked."""
+        """Clean, certified and attacked accuracy."""
         first, at, total = self.sentences[0], self.headline, len(self.sentences)
         said = []
         if at is not None:
