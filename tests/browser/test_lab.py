@@ -309,7 +309,9 @@ def test_where_motion_is_unwelcome_play_takes_few_steps(open_lab):
     lab.page.emulate_media(reduced_motion="reduce")
     lab.find("#play").click()
     seen = {lab.page.evaluate("() => window.lab.state().R") for _look in range(20) if settled(lab) is None}
-    assert len(seen) <= 3
+    # however many a slow machine sees, they are far apart but for the last, where the scale ends; in motion neighbours
+    # differ by a hundredth
+    assert sum(after / before < 1.15 for before, after in pairwise(sorted(seen))) <= 1
 
 
 @pytest.mark.parametrize(("scheme", "size"), [("light", DESKTOP), ("dark", DESKTOP), ("light", PHONE)])
