@@ -162,5 +162,9 @@ def test_norms_of_matrices_are_not_below_the_truth():
             exact = max(mpmath.svd_r(mpmath.matrix(V.tolist()), compute_uv=False))
             (head,) = heads_of(f)
             assert mpmath.mpf(head.norm_V) >= exact
+            (same,) = heads_of(hs.Attention.single_head(Q=V, K=V, V=V))
+            assert min(mpmath.mpf(same.norm_Q), mpmath.mpf(same.norm_K)) >= exact
+            mixed = heads_of(hs.Attention(query=V[None], key=V[None], value=V[None], output=V[None]))
+            assert mpmath.mpf(output_norm(mixed)) >= exact
             for bound in hs.bounds.table(f, n=1, radius=1.0).bounds:
                 assert bound.side is not Side.UPPER or mpmath.mpf(bound.value) >= exact
