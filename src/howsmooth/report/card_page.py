@@ -5,11 +5,11 @@ from typing import Any
 
 import altair as alt
 
-from howsmooth.report.drawing.palette import BLUE, CONFIG, ORANGE, themed
+from howsmooth.report.drawing.palette import BLUE, ORANGE
 from howsmooth.report.drawing.panels import PANEL, panels
 from howsmooth.report.drawing.scales import drawable, labelled, log_scale, round_numbers
 from howsmooth.report.drawing.tables import Chart
-from howsmooth.report.result_page import write_result
+from howsmooth.report.result_page import write_table
 from howsmooth.studies.cards import Card, CardComparison
 from howsmooth.studies.settings import command
 
@@ -21,19 +21,12 @@ ROOM = 1.3
 
 def write_card_page(found: Card, path: Path) -> Path:
     """Write the page of a card; return where it is."""
-    spec = layers_chart(found).to_dict()
-    spec.pop("title", None)
-    spec.pop("config", None)
-    return write_result(
+    return write_table(
+        found,
         path,
         title=f"How smooth is {found.model}?",
-        lead=found.lead,
-        columns=found.columns,
-        rows=[[row[name] for name in found.columns] for row in found.cells],
-        legend=found.legend,
-        remarks=found.remarks,
         command=command("card", found.model),
-        chart={"spec": themed(spec), "config": CONFIG, "panels": 1},
+        chart=layers_chart(found),
         caption="What perturbations are multiplied by in each attention layer: the worst, with its range over windows, "
         "and random ones, with their interval.",
     )
@@ -41,16 +34,8 @@ def write_card_page(found: Card, path: Path) -> Path:
 
 def write_cards_page(found: CardComparison, paths: list[str], path: Path) -> Path:
     """Write a page that puts cards side by side; return where it is."""
-    return write_result(
-        path,
-        title=f"How smooth are {', '.join(each.model for each in found.cards)}?",
-        lead=found.lead or (found.title,),
-        columns=found.columns,
-        rows=[[row[name] for name in found.columns] for row in found.cells],
-        legend=found.legend,
-        remarks=found.remarks,
-        command=command("compare", *paths),
-    )
+    title = f"How smooth are {', '.join(each.model for each in found.cards)}?"
+    return write_table(found, path, title=title, command=command("compare", *paths))
 
 
 def layers_chart(found: Card) -> Chart:

@@ -13,6 +13,7 @@ from howsmooth.report.drawing.tables import Chart
 from howsmooth.report.embedding import asset, fill, in_script, runtime
 from howsmooth.report.page import written
 from howsmooth.studies.runs.comparison import Comparison, DifferenceVerdict, LayerDifference, bracketed
+from howsmooth.studies.runs.result_table import ResultTable
 from howsmooth.wording import number, percent
 
 # A line of words, each with whether it stands out.
@@ -22,22 +23,43 @@ MarkedLine = Sequence[tuple[str, bool]]
 def write_comparison(found: Comparison, command: str, path: Path) -> Path:
     """Write the report of a comparison; return where it is."""
     drawn = any(row.ratio is not None for row in found.rows)
-    spec = differences_chart(found).to_dict() if drawn else {}
-    spec.pop("title", None)
-    spec.pop("config", None)
-    shown = {(row.map, row.models, row.texts, row.length) for row in found.rows if row.ratio is not None}
-    return write_result(
+    return write_table(
+        found,
         path,
         title=f"Which layers differ? {found.second} against {found.first}",
-        lead=found.lead,
+        command=command,
+        chart=differences_chart(found) if drawn else None,
+        panels=len({(row.map, row.models, row.texts, row.length) for row in found.rows if row.ratio is not None}),
+        caption=f"How many times the first every layer of the second is. Thin: intervals, {percent(found.confidence)} "
+        "all together; thick: error bars.",
+    )
+
+
+def write_table(
+    found: ResultTable,
+    path: Path,
+    *,
+    title: str,
+    command: str,
+    chart: Chart | None = None,
+    panels: int = 1,
+    caption: str = "",
+) -> Path:
+    """Write a result that shows itself as a table, with a chart if there is one; return where it is."""
+    spec = {} if chart is None else chart.to_dict()
+    spec.pop("title", None)
+    spec.pop("config", None)
+    return write_result(
+        path,
+        title=title,
+        lead=found.lead or (found.title,),
         columns=found.columns,
         rows=[[row[name] for name in found.columns] for row in found.cells],
         legend=found.legend,
         remarks=found.remarks,
         command=command,
-        chart={"spec": themed(spec), "config": CONFIG, "panels": len(shown)} if drawn else None,
-        caption=f"How many times the first every layer of the second is. Thin: intervals, {percent(found.confidence)} "
-        "all together; thick: error bars.",
+        chart=None if chart is None else {"spec": themed(spec), "config": CONFIG, "panels": panels},
+        caption=caption,
     )
 
 

@@ -311,7 +311,7 @@ def card(
             numbers |= part()
         except HowsmoothError as error:
             notes.append(f"without {name}: {str(error).rstrip('.')}")
-    heads = getattr(found.module.config, "num_attention_heads", None)
+    heads = getattr(getattr(found.module, "config", None), "num_attention_heads", None)  # own modules have none
     sizes = {
         "parameters": sum(x.numel() for x in found.module.parameters()),
         "layers": len(found.layers),
