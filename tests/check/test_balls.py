@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flint import arb
 
-from howsmooth.check.balls import Ball, ball, length, norm_at_most, norms_upper, semidefinite
+from howsmooth.check.balls import BallArray, ball, length, norm_at_most, norms_upper, semidefinite
 
 rng = np.random.default_rng(0)
 
@@ -35,13 +35,13 @@ def test_sums_and_products_hold_the_exact_result(scale):
 def test_radii_of_both_factors_are_carried_on():
     a, b = rng.standard_normal((3, 5)), rng.standard_normal((5, 2))
     moved_a, moved_b = a + 1e-3, b - 1e-3
-    A, B = Ball(a, np.full(a.shape, 1.1e-3)), Ball(b, np.full(b.shape, 1.1e-3))
+    A, B = BallArray(a, np.full(a.shape, 1.1e-3)), BallArray(b, np.full(b.shape, 1.1e-3))
     for found, truth in ((A @ B, exact(moved_a) @ exact(moved_b)), (A * 2.0 + 1.0, exact(moved_a) * 2 + 1)):
         assert holds(found, truth)
 
 
 def test_roots_and_reciprocals():
-    x = Ball(np.array([2.0, 1e-3]), np.array([1e-3, 1e-4]))
+    x = BallArray(np.array([2.0, 1e-3]), np.array([1e-3, 1e-4]))
     for point in (x.lower, x.mid, x.upper):
         root, inverse = x.sqrt(), x.inverse()
         assert (root.lower**2 <= point).all()
@@ -52,14 +52,14 @@ def test_roots_and_reciprocals():
 
 
 def test_what_may_vanish_has_no_reciprocal():
-    x = Ball(np.zeros(1), np.ones(1))
+    x = BallArray(np.zeros(1), np.ones(1))
     assert np.isnan(x.inverse().mid).all()
     assert float(x.sqrt().lower[0]) <= 0 <= 1 <= float(x.sqrt().upper[0])  # of what is not negative in it
     assert np.isnan(ball(np.array([np.nan])).map(arb.exp).mid).all()
 
 
 def test_functions_hold_the_image_of_a_ball():
-    x = Ball(np.array([0.3, -2.0]), np.array([0.1, 0.0]))
+    x = BallArray(np.array([0.3, -2.0]), np.array([0.1, 0.0]))
     found = x.map(arb.exp)
     assert (found.lower <= np.exp(x.lower)).all()
     assert (found.upper >= np.exp(x.upper)).all()
@@ -72,7 +72,7 @@ def test_norms_are_proven_closely_and_never_below(shape):
     norm = np.linalg.norm(x, 2)
     assert norm_at_most(ball(x), norm * (1 + 1e-10))
     assert not norm_at_most(ball(x), norm * (1 - 1e-10))
-    assert not norm_at_most(Ball(x, np.full(shape, 1e-3)), norm * (1 + 1e-10))
+    assert not norm_at_most(BallArray(x, np.full(shape, 1e-3)), norm * (1 + 1e-10))
     assert norm_at_most(ball(x * 1e-250), norm * 1e-250 * (1 + 1e-10))
 
 
@@ -84,7 +84,7 @@ def test_norms_of_many_matrices_at_once():
         assert (found >= norms).all()
         assert (found <= norms * (1 + 1e-7) + 1e-70).all()
     moved = np.linalg.norm(x + 1e-2 * np.sign(x), 2, axis=(-2, -1))
-    assert (norms_upper(Ball(x, np.full(x.shape, 1.01e-2))) >= moved).all()
+    assert (norms_upper(BallArray(x, np.full(x.shape, 1.01e-2))) >= moved).all()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -93,7 +93,7 @@ def test_what_is_no_number_proves_nothing(bad):
     broken = x.copy()
     broken[1, 1] = bad
     assert not norm_at_most(ball(broken), 1e6)
-    assert not norm_at_most(Ball(x, np.abs(broken)), 1e6)
+    assert not norm_at_most(BallArray(x, np.abs(broken)), 1e6)
     assert not norm_at_most(ball(x), bad)
     assert not semidefinite(ball(broken), 1e6)
     assert not semidefinite(ball(x @ x.T), bad)

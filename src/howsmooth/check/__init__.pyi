@@ -1,6 +1,6 @@
 """What checks a proof file, and what comes of it."""
 
 from howsmooth.check.checker import check_proof as check_proof
-from howsmooth.check.outcomes import Outcome as Outcome
+from howsmooth.check.outcomes import CheckOutcome as CheckOutcome
 
 __all__: list[str]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from flint import arb
 
-from howsmooth.check.balls import Ball, ball, length
+from howsmooth.check.balls import BallArray, ball, length
 from howsmooth.check.outcomes import CannotCheck, Refuted, number, numbers
 
 Array = Any  # arrays of numpy, and its scalars
@@ -30,16 +30,16 @@ class AttentionAt:
         output_bias: Its bias.
     """
 
-    projections: tuple[Ball, Ball, Ball]
-    q: Ball
-    k: Ball
-    v: Ball
-    P: Ball
-    output: Ball
-    output_bias: Ball
+    projections: tuple[BallArray, BallArray, BallArray]
+    q: BallArray
+    k: BallArray
+    v: BallArray
+    P: BallArray
+    output: BallArray
+    output_bias: BallArray
 
     @classmethod
-    def of(cls, step: Any, X: Ball) -> "AttentionAt":
+    def of(cls, step: Any, X: BallArray) -> "AttentionAt":
         """Evaluate an attention step."""
         x, scale = step.arrays, step.settings["scale"]
         count, shared = len(x["query"]), len(x["query"]) // len(x["key"])
@@ -68,42 +68,42 @@ class AttentionAt:
             ball(x.get("output_bias", np.zeros(output.shape[1]))),
         )
 
-    def value(self) -> Ball:
+    def value(self) -> BallArray:
         """Return the output tokens."""
         return side_by_side(self.P @ self.v) @ self.output + self.output_bias
 
-    def score_change(self, dq: Ball, dk: Ball) -> Ball:
+    def score_change(self, dq: BallArray, dk: BallArray) -> BallArray:
         """Return the first-order change of scores, of weighted mean zero in every row."""
         dS = dq @ self.k.T + self.q @ dk.T
         return dS - (self.P * dS).sum(keepdims=True)
 
-    def jvp(self, E: Ball) -> Ball:
+    def jvp(self, E: BallArray) -> BallArray:
         """Return the derivative in directions ``(…, n, d)``."""
         dq, dk, dv = self.moved(E)
         return side_by_side((self.P * self.score_change(dq, dk)) @ self.v + self.P @ dv) @ self.output
 
-    def moved(self, E: Ball) -> tuple[Ball, Ball, Ball]:
+    def moved(self, E: BallArray) -> tuple[BallArray, BallArray, BallArray]:
         """Return how queries, keys and values move, heads before tokens."""
-        E = Ball(E.mid[..., None, :, :], E.rad[..., None, :, :])
+        E = BallArray(E.mid[..., None, :, :], E.rad[..., None, :, :])
         dq, dk, dv = (E @ matrix for matrix in self.projections)
         return dq, dk, dv
 
 
-def softmax(S: Ball, seen: Array) -> Ball:
+def softmax(S: BallArray, seen: Array) -> BallArray:
     """Return the weights of every row, zero for tokens that are not seen."""
     top = np.where(seen, S.mid, -np.inf).max(-1, keepdims=True)
     shown = np.broadcast_to(seen, S.shape)
     mid, rad = np.zeros(S.shape), np.zeros(S.shape)
     found = (S - top)[shown].map(arb.exp)
     mid[shown], rad[shown] = found.mid, found.rad
-    grown = Ball(mid, rad)
+    grown = BallArray(mid, rad)
     return grown * grown.sum(keepdims=True).inverse()
 
 
-def side_by_side(heads: Ball) -> Ball:
+def side_by_side(heads: BallArray) -> BallArray:
     """Put the heads of every token side by side."""
     mid, rad = (np.swapaxes(x, -3, -2).reshape(*x.shape[:-3], x.shape[-2], -1) for x in (heads.mid, heads.rad))
-    return Ball(mid, rad)
+    return BallArray(mid, rad)
 
 
 def check_lower(step: Any, claim: dict[str, Any]) -> None:

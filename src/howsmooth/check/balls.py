@@ -1,6 +1,6 @@
 r"""Ball arithmetic: arrays of float64 whose true values lie within a known radius, and functions of them by arb.
 
-A :class:`Ball` stands for every array :math:`x` with :math:`|x - \text{mid}|\le\text{rad}`, entry by entry. With
+A :class:`BallArray` stands for every array :math:`x` with :math:`|x - \text{mid}|\le\text{rad}`, entry by entry. With
 :math:`u = 2^{-53}` and :math:`\gamma_k = ku/(1-ku)`, sums and products of floats obey
 
 .. math:: |\mathrm{fl}(a\circ b) - a\circ b|\le u\,|\mathrm{fl}(a\circ b)|,\qquad
@@ -27,7 +27,7 @@ RAISED = 1 + 2.0**-48
 
 
 @dataclass(frozen=True, eq=False)
-class Ball:
+class BallArray:
     """An array that is known up to a radius for every entry."""
 
     mid: Array
@@ -39,9 +39,9 @@ class Ball:
         return self.mid.shape
 
     @property
-    def T(self) -> "Ball":
+    def T(self) -> "BallArray":
         """The last two axes exchanged."""
-        return Ball(np.swapaxes(self.mid, -1, -2), np.swapaxes(self.rad, -1, -2))
+        return BallArray(np.swapaxes(self.mid, -1, -2), np.swapaxes(self.rad, -1, -2))
 
     @property
     def upper(self) -> Array:
@@ -58,87 +58,87 @@ class Ball:
         """An upper bound of every absolute value."""
         return _up(np.abs(self.mid) + self.rad)
 
-    def __getitem__(self, index: Any) -> "Ball":
-        return Ball(self.mid[index], self.rad[index])
+    def __getitem__(self, index: Any) -> "BallArray":
+        return BallArray(self.mid[index], self.rad[index])
 
-    def reshape(self, *shape: int) -> "Ball":
+    def reshape(self, *shape: int) -> "BallArray":
         """Return the entries in another shape."""
-        return Ball(self.mid.reshape(*shape), self.rad.reshape(*shape))
+        return BallArray(self.mid.reshape(*shape), self.rad.reshape(*shape))
 
-    def __neg__(self) -> "Ball":
-        return Ball(-self.mid, self.rad)
+    def __neg__(self) -> "BallArray":
+        return BallArray(-self.mid, self.rad)
 
-    def __add__(self, other: "Ball | Array | float") -> "Ball":
+    def __add__(self, other: "BallArray | Array | float") -> "BallArray":
         other = ball(other)
         mid = self.mid + other.mid
-        return Ball(mid, _raised(self.rad + other.rad + UNIT * np.abs(mid)))
+        return BallArray(mid, _raised(self.rad + other.rad + UNIT * np.abs(mid)))
 
-    def __sub__(self, other: "Ball | Array | float") -> "Ball":
+    def __sub__(self, other: "BallArray | Array | float") -> "BallArray":
         return self + -ball(other)
 
-    def __mul__(self, other: "Ball | Array | float") -> "Ball":
+    def __mul__(self, other: "BallArray | Array | float") -> "BallArray":
         other = ball(other)
         mid = self.mid * other.mid
         rad = np.abs(self.mid) * other.rad + self.rad * (np.abs(other.mid) + other.rad) + UNIT * np.abs(mid)
-        return Ball(mid, _raised(rad))
+        return BallArray(mid, _raised(rad))
 
-    def __matmul__(self, other: "Ball | Array") -> "Ball":
+    def __matmul__(self, other: "BallArray | Array") -> "BallArray":
         other, k = ball(other), self.shape[-1]
         gamma = k * UNIT / (1 - k * UNIT) * RAISED
         rad = np.abs(self.mid) @ (other.rad + gamma * np.abs(other.mid))
         if self.rad.any():
             rad = rad + self.rad @ (np.abs(other.mid) + other.rad)
-        return Ball(self.mid @ other.mid, _raised(rad, k))
+        return BallArray(self.mid @ other.mid, _raised(rad, k))
 
-    def sum(self, axis: int = -1, *, keepdims: bool = False) -> "Ball":
+    def sum(self, axis: int = -1, *, keepdims: bool = False) -> "BallArray":
         """Add up along an axis."""
         k = self.shape[axis]
         rad = (self.rad + k * UNIT * RAISED * np.abs(self.mid)).sum(axis, keepdims=keepdims)
-        return Ball(self.mid.sum(axis, keepdims=keepdims), _raised(rad, k))
+        return BallArray(self.mid.sum(axis, keepdims=keepdims), _raised(rad, k))
 
-    def sqrt(self) -> "Ball":
+    def sqrt(self) -> "BallArray":
         """Return square roots of numbers that are known not to be negative, whatever their balls say."""
         low = np.sqrt(np.maximum(self.lower, 0))
         return between(np.maximum(-_up(-low), 0), _up(np.sqrt(self.upper)))
 
-    def inverse(self) -> "Ball":
+    def inverse(self) -> "BallArray":
         """Return reciprocals; no number where an entry may be zero or negative."""
         low = np.where(self.lower > 0, self.lower, np.nan)
         return between(-_up(-1 / self.upper), _up(1 / low))
 
-    def map(self, function: Callable[[Any], Any]) -> "Ball":
+    def map(self, function: Callable[[Any], Any]) -> "BallArray":
         """Apply a function of arb's balls to every entry."""
         pairs = zip(self.mid.ravel().tolist(), self.rad.ravel().tolist(), strict=True)
         found = [_floats(function(flint.arb(mid, rad))) for mid, rad in pairs]
         mid, rad = np.array(found, dtype=np.float64).reshape(*self.shape, 2).transpose(-1, *range(self.mid.ndim))
-        return Ball(mid, rad)
+        return BallArray(mid, rad)
 
 
-def ball(x: "Ball | Array | float") -> Ball:
+def ball(x: "BallArray | Array | float") -> BallArray:
     """Return numbers as balls of radius zero, and balls as they are."""
-    if isinstance(x, Ball):
+    if isinstance(x, BallArray):
         return x
     mid = np.asarray(x, dtype=np.float64)
-    return Ball(mid, np.zeros_like(mid))
+    return BallArray(mid, np.zeros_like(mid))
 
 
-def between(low: Array, high: Array) -> Ball:
+def between(low: Array, high: Array) -> BallArray:
     """Return balls that hold the numbers between two."""
     mid = low + (high - low) / 2
-    return Ball(mid, _raised(np.maximum(high - mid, mid - low) + 2 * UNIT * np.abs(mid)))
+    return BallArray(mid, _raised(np.maximum(high - mid, mid - low) + 2 * UNIT * np.abs(mid)))
 
 
-def concatenated(parts: list[Ball], axis: int) -> Ball:
+def concatenated(parts: list[BallArray], axis: int) -> BallArray:
     """Join arrays along an axis."""
-    return Ball(np.concatenate([x.mid for x in parts], axis), np.concatenate([x.rad for x in parts], axis))
+    return BallArray(np.concatenate([x.mid for x in parts], axis), np.concatenate([x.rad for x in parts], axis))
 
 
-def length(x: Ball, axis: int = -1) -> Ball:
+def length(x: BallArray, axis: int = -1) -> BallArray:
     """Return Euclidean lengths along an axis."""
     return (x * x).sum(axis).sqrt()
 
 
-def norm_at_most(x: Ball, bound: float) -> bool:
+def norm_at_most(x: BallArray, bound: float) -> bool:
     r"""Tell whether it is proven that a matrix has a norm of at most ``bound``.
 
     By a Cholesky factor of :math:`t^2I - XX^\top - cI`, X turned so that it has no more rows than columns. If the
@@ -159,7 +159,7 @@ def norm_at_most(x: Ball, bound: float) -> bool:
     return semidefinite(-(x @ x.T), bound)
 
 
-def norms_upper(x: Ball) -> Array:
+def norms_upper(x: BallArray) -> Array:
     """Return upper bounds on the norms of many matrices, as :func:`norm_at_most` proves them; they are close."""
     x = x.T if x.shape[-2] > x.shape[-1] else x
     gram = x @ x.T
@@ -179,7 +179,7 @@ def norms_upper(x: Ball) -> Array:
     return np.where(proven, _up(np.sqrt(_up(square))), frobenius)
 
 
-def semidefinite(negative: Ball, root: float) -> bool:
+def semidefinite(negative: BallArray, root: float) -> bool:
     r"""Tell whether it is proven that :math:`t^2I + N` has no negative eigenvalue, N symmetric and t the ``root``."""
     if not 0 <= root < np.inf or not np.isfinite(negative.size).all():
         return False

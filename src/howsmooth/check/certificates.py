@@ -20,29 +20,29 @@ import numpy as np
 from flint import arb
 
 from howsmooth.check.attention import AttentionAt, side_by_side
-from howsmooth.check.balls import Ball, ball, concatenated, length, norms_upper
+from howsmooth.check.balls import BallArray, ball, concatenated, length, norms_upper
 from howsmooth.check.outcomes import CannotCheck, Refuted, listed, number, numbers
 
 Array = Any  # arrays of numpy, and its scalars
 
 
-def scalar_norms(columns: Ball) -> Array:
+def scalar_norms(columns: BallArray) -> Array:
     """Bound the sup of linear functionals on the unit ball: columns ``(groups, r, …)``, coefficients along r."""
     return length(columns, 1).upper
 
 
-def vector_norms(columns: Ball) -> Array:
+def vector_norms(columns: BallArray) -> Array:
     """Bound the norms of matrices, rows along the last axis of ``(groups, r, …, m)`` and columns along r."""
-    return norms_upper(Ball(np.moveaxis(columns.mid, 1, -1), np.moveaxis(columns.rad, 1, -1)))
+    return norms_upper(BallArray(np.moveaxis(columns.mid, 1, -1), np.moveaxis(columns.rad, 1, -1)))
 
 
-def at_tokens(blocks: Ball) -> Ball:
+def at_tokens(blocks: BallArray) -> BallArray:
     """Return directions ``(n, r, d)`` of every token as columns ``(n, r, n, d)``."""
     n, r, d = blocks.shape
     mid, rad = np.zeros((n, r, n, d)), np.zeros((n, r, n, d))
     every = np.arange(n)
     mid[every, :, every], rad[every, :, every] = blocks.mid, blocks.rad
-    return Ball(mid, rad)
+    return BallArray(mid, rad)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,22 +55,22 @@ class Word:
         eps: The radius.
     """
 
-    columns: Ball
+    columns: BallArray
     norms: Array
     eps: float
 
 
-class Stage(ABC):
+class RemainderBound(ABC):
     """A map at the centre: its derivative, the images that its remainder depends on, and the directions of it."""
 
-    value: Ball  # the output tokens
+    value: BallArray  # the output tokens
 
     @abstractmethod
-    def images(self, E: Ball) -> tuple[Array, Ball]:
+    def images(self, E: BallArray) -> tuple[Array, BallArray]:
         """Return the norms of images of columns ``(groups, r, n, d)``, and the derivative in their directions."""
 
     @abstractmethod
-    def directions(self) -> list[Ball]:
+    def directions(self) -> list[BallArray]:
         """Return the directions B of the remainder at every token, as columns."""
 
     @abstractmethod
@@ -78,13 +78,13 @@ class Stage(ABC):
         """Bound the remainder along every group of directions, from bounds on the images of all that enters."""
 
 
-class NormStage(Stage):
+class NormRemainder(RemainderBound):
     """LayerNorm or RMSNorm at tokens: with c the token and a constant coordinate, its direction, up to the gain.
 
     Images are u at every token, then w: a change along c and across it, over its length.
     """
 
-    def __init__(self, step: Any, X: Ball) -> None:
+    def __init__(self, step: Any, X: BallArray) -> None:
         n, d = X.shape
         eps, self.centred = step.settings["eps"], step.settings["centred"]
         c = self._centre(X)
@@ -96,23 +96,23 @@ class NormStage(Stage):
         self.value = self.unit * self.gain + step.arrays.get("bias", np.zeros(d))
         self.n, self.d = n, d
 
-    def _centre(self, X: Ball) -> Ball:
+    def _centre(self, X: BallArray) -> BallArray:
         return X - X.sum(keepdims=True) * ball(np.array(float(X.shape[-1]))).inverse() if self.centred else X
 
-    def _split(self, E: Ball) -> tuple[Ball, Ball]:
+    def _split(self, E: BallArray) -> tuple[BallArray, BallArray]:
         """Return u, and the first d coordinates of w; the last one is minus the constant times u."""
         scaled = self._centre(E) * self.inverse[:, None]
         u = (scaled * self.unit).sum()
         return u, scaled - self.unit * u.reshape(*u.shape, 1)
 
-    def images(self, E: Ball) -> tuple[Array, Ball]:
+    def images(self, E: BallArray) -> tuple[Array, BallArray]:
         """Return norms of u and w, and what leaves."""
         u, w = self._split(E)
         last = (-(u * self.constant)).reshape(*u.shape, 1)
         norms = np.concatenate((scalar_norms(u), vector_norms(concatenated([w, last], -1))), -1)
         return norms, w * self.gain
 
-    def across(self) -> Ball:
+    def across(self) -> BallArray:
         """Return, for every token, the directions that a change across it has at the output, ``(n, d + 1, d)``."""
         n, d = self.n, self.d
         unit = self.unit.reshape(n, d, 1)
@@ -120,7 +120,7 @@ class NormStage(Stage):
         rows = concatenated([plane, -(unit * self.constant.reshape(n, 1, 1)).T], 1)
         return rows * self.gain
 
-    def directions(self) -> list[Ball]:
+    def directions(self) -> list[BallArray]:
         """Return the direction of every token, and all directions across it."""
         return [at_tokens((self.unit * self.gain).reshape(self.n, 1, self.d)), at_tokens(self.across())]
 
@@ -136,7 +136,7 @@ class NormStage(Stage):
         across = np.minimum((ball(grows) * w).upper, (w + 1.0).upper)
         return np.concatenate((np.where(small, along.upper, 2.0), np.where(small, across, (w + 1.0).upper)))
 
-    def turned(self, tokens: list[int]) -> Ball:
+    def turned(self, tokens: list[int]) -> BallArray:
         """Return the columns of words that turn: every direction across them, over their lengths."""
         blocks = self.across() * self.inverse.reshape(self.n, 1, 1)
         columns = at_tokens(blocks)[tokens]
@@ -178,10 +178,10 @@ ACTIVATIONS = {
 }
 
 
-class MLPStage(Stage):
+class MLPRemainder(RemainderBound):
     """An MLP at tokens: the remainder is that of its hidden units, behind the second matrix; images are the units."""
 
-    def __init__(self, step: Any, X: Ball) -> None:
+    def __init__(self, step: Any, X: BallArray) -> None:
         x, name = step.arrays, step.settings["activation"]
         if name not in ACTIVATIONS:
             raise CannotCheck(f"the activation {name!r} is not known here")
@@ -192,12 +192,12 @@ class MLPStage(Stage):
         self.value = self.hidden.map(value) @ self.down + x.get("down_bias", np.zeros(len(x["down"])))
         self.n = len(X.mid)
 
-    def images(self, E: Ball) -> tuple[Array, Ball]:
+    def images(self, E: BallArray) -> tuple[Array, BallArray]:
         """Return how far hidden units move, and what leaves."""
         hidden = E @ self.up
         return scalar_norms(hidden).reshape(len(E.mid), -1), (hidden * self.slope) @ self.down
 
-    def directions(self) -> list[Ball]:
+    def directions(self) -> list[BallArray]:
         """Return the columns of the second matrix at every token."""
         blocks = np.broadcast_to(self.down.mid, (self.n, *self.down.shape))
         return [at_tokens(ball(blocks))]
@@ -230,13 +230,13 @@ class MLPStage(Stage):
         return np.array(found).reshape(s.shape)
 
 
-class AttentionStage(Stage):
+class AttentionRemainder(RemainderBound):
     """Attention at tokens: every row of every head, as in the theorem; heads of a row side by side.
 
     Images are queries, keys, values, scores under the weights P and Pf, outputs of heads, and single scores.
     """
 
-    def __init__(self, step: Any, X: Ball) -> None:
+    def __init__(self, step: Any, X: BallArray) -> None:
         self.at = AttentionAt.of(step, X)
         self.value = self.at.value()
         P, v = self.at.P, self.at.v
@@ -249,7 +249,7 @@ class AttentionStage(Stage):
         self.D = norms_upper((off * root.reshape(*root.shape, 1)).T)
         self.seen = np.tril(np.ones((self.n, self.n), bool)) if step.settings["causal"] else np.ones((1, 1), bool)
 
-    def images(self, E: Ball) -> tuple[Array, Ball]:
+    def images(self, E: BallArray) -> tuple[Array, BallArray]:
         """Return the norms of all seven kinds, and what leaves."""
         at = self.at
         dq, dk, dv = at.moved(E)
@@ -260,7 +260,7 @@ class AttentionStage(Stage):
         norms = np.concatenate([part.reshape(len(part), -1) for part in parts], -1)
         return norms, side_by_side(heads) @ at.output
 
-    def directions(self) -> list[Ball]:
+    def directions(self) -> list[BallArray]:
         """Return the columns of the output projection at every token."""
         return [at_tokens(ball(np.broadcast_to(self.at.output.mid, (self.n, *self.at.output.shape))))]
 
@@ -294,17 +294,21 @@ class AttentionStage(Stage):
         found = (ball(self._moment(c)) + old + ball(excess) * ball(mean) + new).upper
         return length(ball(np.where(near, np.minimum(found, hull), hull)), 0).upper
 
-    def _moment(self, x: Ball) -> Array:
+    def _moment(self, x: BallArray) -> Array:
         """Bound the sum of P(v − o)y over all y of at most these sizes, by lengths or by the covariance."""
         lengths = (ball(self.P) * ball(self.f) * x).sum().upper
         return np.minimum(lengths, (ball(self.D) * (ball(self.P) * x * x).sum().sqrt()).upper)
 
 
-STAGES: dict[str, Callable[[Any, Ball], Stage]] = {"norm": NormStage, "attention": AttentionStage, "mlp": MLPStage}
+STAGES: dict[str, Callable[[Any, BallArray], RemainderBound]] = {
+    "norm": NormRemainder,
+    "attention": AttentionRemainder,
+    "mlp": MLPRemainder,
+}
 
 
 @dataclass(frozen=True, eq=False)
-class Link:
+class CentreStep:
     """One step at the centre: a stage, or a pooling of tokens.
 
     Attributes:
@@ -313,11 +317,11 @@ class Link:
         pooling: The weights of tokens.
     """
 
-    stage: Stage | None
+    stage: RemainderBound | None
     residual: bool = False
     pooling: Array = None
 
-    def leave(self, E: Ball, image: Ball | None = None) -> Ball:
+    def leave(self, E: BallArray, image: BallArray | None = None) -> BallArray:
         """Return what leaves for columns that enter, given the derivative of the stage in their directions."""
         if image is None:
             return (E.T @ self.pooling[:, None]).T
@@ -333,22 +337,22 @@ class Network:
     """
 
     def __init__(self, steps: list[Any], X: Array) -> None:
-        self.links, x, self.n = list[Link](), ball(X), len(X)
+        self.links, x, self.n = list[CentreStep](), ball(X), len(X)
         for step in steps:
             if step.kind == "pooling":
-                self.links.append(Link(None, pooling=step.arrays["weights"]))
+                self.links.append(CentreStep(None, pooling=step.arrays["weights"]))
                 x = self.links[-1].leave(x)
                 continue
             stage, residual = STAGES[step.kind](step, x), bool(step.settings.get("residual"))
             if step.settings.get("residual", 1) != 1:
                 raise CannotCheck("residual connections around several steps are not known here")
-            self.links.append(Link(stage, residual))
+            self.links.append(CentreStep(stage, residual))
             x = x + stage.value if residual else stage.value
         self.logits = x
         self.stages = {place: link.stage for place, link in enumerate(self.links) if link.stage is not None}
         self.sources = [self._propagated(place) for place in self.stages]
 
-    def _propagated(self, place: int) -> tuple[dict[int, Array], Ball]:
+    def _propagated(self, place: int) -> tuple[dict[int, Array], BallArray]:
         """Return the norms of the remainder of one stage at every later one, and its columns at the output."""
         norms: dict[int, list[Array]] = {}
         outputs = []
@@ -360,7 +364,7 @@ class Network:
         padded = [_filled(x, wide) for x in outputs]
         return {later: np.concatenate(parts) for later, parts in norms.items() if parts}, concatenated(padded, 0)
 
-    def step(self, place: int, columns: Ball, norms: list[Array]) -> Ball:
+    def step(self, place: int, columns: BallArray, norms: list[Array]) -> BallArray:
         """Propagate columns through one link, and keep the norms of their images."""
         link = self.links[place]
         if link.stage is None:
@@ -380,7 +384,7 @@ class Network:
         if not eps > 0 or predicted in rivals or self.logits.shape[0] != 1:
             raise CannotCheck("a certificate has a positive radius, one row of logits, and rivals of the class")
         first = self.links[0].stage
-        if not isinstance(first, NormStage) or self.links[0].residual:
+        if not isinstance(first, NormRemainder) or self.links[0].residual:
             raise CannotCheck("the first step must be a norm")
         tables = list(self.stages)
         if len(stages) != len(tables):
@@ -414,11 +418,11 @@ class Network:
                 raise Refuted(len(stages), f"the margin over class {rival} may be used up: {float(left[0])} is left")
 
 
-def _filled(x: Ball, width: int) -> Ball:
+def _filled(x: BallArray, width: int) -> BallArray:
     """Fill up the columns of groups with zeros."""
     more = [(0, 0)] * len(x.shape)
     more[1] = (0, width - x.shape[1])
-    return Ball(np.pad(x.mid, more), np.pad(x.rad, more))
+    return BallArray(np.pad(x.mid, more), np.pad(x.rad, more))
 
 
 def _places(claim: dict[str, Any], name: str, count: int) -> list[int]:

@@ -11,7 +11,7 @@ import numpy as np
 from howsmooth.check.attention import check_lower
 from howsmooth.check.certificates import Network, check_certificate
 from howsmooth.check.counterexamples import check_counterexample
-from howsmooth.check.outcomes import CannotCheck, Outcome, Refuted, listed
+from howsmooth.check.outcomes import CannotCheck, CheckOutcome, Refuted, listed
 from howsmooth.check.replay import check_local_upper
 from howsmooth.check.upper_bounds import check_upper
 from howsmooth.check.weights import is_array_file, steps_with
@@ -24,7 +24,7 @@ START = "chance: the upper end holds with the stated probability over the random
 CHECKS = {"upper": check_upper, "lower": check_lower, "local upper": check_local_upper}
 
 
-def check_proof(path: str | os.PathLike[str], model: Any) -> list[Outcome]:
+def check_proof(path: str | os.PathLike[str], model: Any) -> list[CheckOutcome]:
     """Check every claim of a proof file in ball arithmetic.
 
     Args:
@@ -37,7 +37,7 @@ def check_proof(path: str | os.PathLike[str], model: Any) -> list[Outcome]:
     try:
         claims, steps = _read(path, model)
     except CannotCheck as reason:
-        return [Outcome("cannot check", str(path), str(reason))]
+        return [CheckOutcome("cannot check", str(path), str(reason))]
     networks: dict[bytes, Network] = {}  # of one sentence for all of its words
     found = [_checked(steps, claim, networks) for claim in claims]
     if not is_array_file(model):
@@ -59,7 +59,7 @@ def _read(path: str | os.PathLike[str], model: Any) -> tuple[list[dict[str, Any]
     return listed(found, "claims"), steps_with(model, about)
 
 
-def _checked(steps: list[Any], claim: dict[str, Any], networks: dict[bytes, Network]) -> Outcome:
+def _checked(steps: list[Any], claim: dict[str, Any], networks: dict[bytes, Network]) -> CheckOutcome:
     kind, said = claim.get("kind"), in_words(claim)
     try:
         with np.errstate(all="ignore"):  # what is no number fails every comparison
@@ -74,14 +74,14 @@ def _checked(steps: list[Any], claim: dict[str, Any], networks: dict[bytes, Netw
             else:
                 CHECKS[kind](steps[0], claim)
     except Refuted as reason:
-        return Outcome("refuted", said, str(reason), reason.stage)
+        return CheckOutcome("refuted", said, str(reason), reason.stage)
     except CannotCheck as reason:
-        return Outcome("cannot check", said, str(reason))
+        return CheckOutcome("cannot check", said, str(reason))
     except (LookupError, ValueError, TypeError, ArithmeticError, MemoryError) as error:
-        return Outcome("cannot check", said, f"{type(error).__name__}: {error}")
+        return CheckOutcome("cannot check", said, f"{type(error).__name__}: {error}")
     if kind == "local upper":
-        return Outcome("replayed", said, assumed=(REAL, START))
-    return Outcome("checked", said, assumed=(REAL, FLOATS))
+        return CheckOutcome("replayed", said, assumed=(REAL, START))
+    return CheckOutcome("checked", said, assumed=(REAL, FLOATS))
 
 
 def in_words(claim: dict[str, Any]) -> str:

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from howsmooth.check.attention import AttentionAt
-from howsmooth.check.balls import Ball, ball, between
-from howsmooth.check.certificates import ACTIVATIONS, NormStage
+from howsmooth.check.balls import BallArray, ball, between
+from howsmooth.check.certificates import ACTIVATIONS, NormRemainder
 from howsmooth.check.outcomes import CannotCheck, Refuted, numbers
 
 
@@ -28,7 +28,7 @@ def check_counterexample(steps: list[Any], claim: dict[str, Any]) -> None:
         raise Refuted(1, f"the output is not proven to be unsafe: {float(left.min())} is left")
 
 
-def forward(steps: list[Any], x: Ball) -> Ball:
+def forward(steps: list[Any], x: BallArray) -> BallArray:
     """Return the output of a network; a step may add the input of the step so many before the next one."""
     first = steps[0].arrays
     shape = first["weight"].shape[2:] if steps[0].kind == "affine" else (-1, _width(first))
@@ -45,7 +45,7 @@ def _width(arrays: dict[str, Any]) -> int:
     return int(arrays[name].shape[-1])
 
 
-def _applied(step: Any, X: Ball) -> Ball:
+def _applied(step: Any, X: BallArray) -> BallArray:
     x, kind = step.arrays, step.kind
     if kind == "affine":
         m, out, n, d = x["weight"].shape
@@ -53,7 +53,7 @@ def _applied(step: Any, X: Ball) -> Ball:
     if kind == "attention":
         return AttentionAt.of(step, X).value()
     if kind == "norm":
-        return NormStage(step, X).value
+        return NormRemainder(step, X).value
     if kind == "mlp":
         hidden = X @ x["up"].T + x.get("up_bias", 0.0)
         return activated(step.settings["activation"], hidden) @ x["down"].T + x.get("down_bias", 0.0)
@@ -66,7 +66,7 @@ def _applied(step: Any, X: Ball) -> Ball:
     raise CannotCheck(f"steps of the kind {kind!r} are not known here")
 
 
-def activated(name: str, x: Ball) -> Ball:
+def activated(name: str, x: BallArray) -> BallArray:
     """Apply an activation to every entry."""
     if name == "relu":
         return between(np.maximum(x.lower, 0), np.maximum(x.upper, 0))

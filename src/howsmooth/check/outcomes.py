@@ -24,7 +24,7 @@ class CannotCheck(Exception):  # noqa: N818
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckOutcome:
     """What came of one claim.
 
     Attributes:

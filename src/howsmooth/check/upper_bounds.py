@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from flint import arb
 
-from howsmooth.check.balls import Ball, ball, concatenated, length, norm_at_most, semidefinite
+from howsmooth.check.balls import BallArray, ball, concatenated, length, norm_at_most, semidefinite
 from howsmooth.check.outcomes import CannotCheck, Refuted, listed, number, numbers
 
 Array = Any  # arrays of numpy, and its scalars
 
 
 @dataclass(frozen=True, eq=False)
-class Head:
+class CheckedHead:
     r"""One head of softmax attention without positions: its matrices, in balls.
 
     Attributes:
@@ -30,18 +30,18 @@ class Head:
         W: This head's part of the output projection; for concatenated heads, its place in the output.
     """
 
-    A: Ball
-    bias: Ball | None
-    V: Ball
-    W: Ball
+    A: BallArray
+    bias: BallArray | None
+    V: BallArray
+    W: BallArray
 
     @property
-    def WV(self) -> Ball:
+    def WV(self) -> BallArray:
         """Values behind the output projection."""
         return self.W @ self.V
 
 
-def heads_of(step: Any) -> list[Head]:
+def heads_of(step: Any) -> list[CheckedHead]:
     """Return the heads of an attention step; keys and values may be shared by several."""
     x, s = step.arrays, step.settings["scale"]
     count, k, _d = x["query"].shape
@@ -52,7 +52,7 @@ def heads_of(step: Any) -> list[Head]:
         g = h // (count // groups)
         scaled = ball(x["key"][g]).T * s
         bias = scaled @ query_bias[h][:, None] if query_bias[h].any() else None
-        found.append(Head(scaled @ x["query"][h], bias, ball(x["value"][g]), ball(output[h])))
+        found.append(CheckedHead(scaled @ x["query"][h], bias, ball(x["value"][g]), ball(output[h])))
     return found
 
 
@@ -129,7 +129,7 @@ def check_upper(step: Any, claim: dict[str, Any]) -> None:
         raise Refuted(len(stages), f"the stages give {found.str(12)}, more than {claim['value']!r}")
 
 
-def _one_by_one(name: str, way: str, heads: list[Head], n: int, R: float, stages: list[dict[str, Any]]) -> arb:
+def _one_by_one(name: str, way: str, heads: list[CheckedHead], n: int, R: float, stages: list[dict[str, Any]]) -> arb:
     """Return the bound from one stage for every head, and for concatenated ones that of the output projection."""
     total, concatenates = arb(0), way == "concatenated"
     if len(stages) != len(heads) + concatenates:
@@ -146,7 +146,7 @@ def _one_by_one(name: str, way: str, heads: list[Head], n: int, R: float, stages
     return _proven(len(heads), stages[-1], "output", output) * total.sqrt()
 
 
-def _together(heads: list[Head], n: int, R: float, stages: list[dict[str, Any]]) -> arb:
+def _together(heads: list[CheckedHead], n: int, R: float, stages: list[dict[str, Any]]) -> arb:
     r"""Return :math:`\sqrt n\,c_1 + \lambda^{1/2}` from the stages value, query and key."""
     if [stage.get("term") for stage in stages] != ["value", "query", "key"]:
         raise Refuted(0, "heads together need the stages value, query and key, in this order")
@@ -168,12 +168,12 @@ def _together(heads: list[Head], n: int, R: float, stages: list[dict[str, Any]])
     return arb(n).sqrt() * c1 + largest.sqrt()
 
 
-def _with_bias(head: Head, tau: float) -> Ball:
+def _with_bias(head: CheckedHead, tau: float) -> BallArray:
     bias = ball(np.zeros((len(head.A.mid), 1))) if head.bias is None else head.bias
     return concatenated([head.A, bias * ball(np.array(tau)).inverse()], 1)
 
 
-def _key_forms(stage: dict[str, Any], A: list[Ball]) -> arb:
+def _key_forms(stage: dict[str, Any], A: list[BallArray]) -> arb:
     """Return the norm of all combinations of forms: by one stack of them, or by the matrix of both."""
     way = stage.get("stack")
     if way == "under":
@@ -189,7 +189,7 @@ def _key_forms(stage: dict[str, Any], A: list[Ball]) -> arb:
     return arb(bound)
 
 
-def _combinations_at_most(A: list[Ball], bound: float) -> bool:
+def _combinations_at_most(A: list[BallArray], bound: float) -> bool:
     r"""Tell whether :math:`\sup_{|c|=1}\|\sum_hc_hA_h\|` is proven (docs, :ref:`all-combinations`)."""
     # in units of the largest entry, so that squares stay in the range of floats
     unit = float(2.0 ** -np.floor(np.log2(max(max(float(x.size.max()) for x in A), 1e-300))))
@@ -198,17 +198,17 @@ def _combinations_at_most(A: list[Ball], bound: float) -> bool:
     gram = stacked @ stacked.T
     # half of the blocks A_h A_gᵀ and A_g A_hᵀ each
     mid, rad = (x.reshape(heads, rows, heads, rows) for x in (gram.mid, gram.rad))
-    both = Ball(mid, rad) + Ball(mid.transpose(2, 1, 0, 3), rad.transpose(2, 1, 0, 3))
+    both = BallArray(mid, rad) + BallArray(mid.transpose(2, 1, 0, 3), rad.transpose(2, 1, 0, 3))
     return semidefinite(-(both * 0.5).reshape(heads * rows, heads * rows), bound * unit)
 
 
-def _values(k: int, stage: dict[str, Any], heads: list[Head]) -> arb:
+def _values(k: int, stage: dict[str, Any], heads: list[CheckedHead]) -> arb:
     """Return the norm of the values side by side under the inverse scales of a stage."""
     inverse = [ball(np.array(s)).inverse() for s in _scales(k, stage, heads)]
     return _proven(k, stage, "values", concatenated([h.WV * t for h, t in zip(heads, inverse, strict=True)], 1))
 
 
-def _scales(k: int, stage: dict[str, Any], heads: list[Head]) -> Array:
+def _scales(k: int, stage: dict[str, Any], heads: list[CheckedHead]) -> Array:
     s = numbers(stage, "scales")
     if s.shape != (len(heads),) or not (s > 0).all():
         raise Refuted(k, "scales are positive, one for each head")
@@ -219,7 +219,7 @@ def _length(s: Array) -> arb:
     return sum((arb(x) ** 2 for x in s.tolist()), arb(0)).sqrt()
 
 
-def _proven(k: int, stage: dict[str, Any], name: str, matrix: Ball) -> arb:
+def _proven(k: int, stage: dict[str, Any], name: str, matrix: BallArray) -> arb:
     """Return the bound of a norm that a stage claims, if it is proven."""
     bound = number(stage, name)
     if not norm_at_most(matrix, bound):

@@ -80,7 +80,7 @@ class MarginFunction:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SplitOutcome:
     """What splitting found: whether the least value is positive, a bound on it, and how many nodes that took."""
 
     positive: bool
@@ -97,7 +97,7 @@ class _Nodes:
     side: Float[Tensor, "b c"]
 
 
-def split(units: BentUnits, objective: MarginFunction, deadline: float) -> Outcome:
+def split(units: BentUnits, objective: MarginFunction, deadline: float) -> SplitOutcome:
     """Bound the least value of the objective, splitting units until it is positive or the time is over.
 
     Args:
@@ -127,7 +127,7 @@ def split(units: BentUnits, objective: MarginFunction, deadline: float) -> Outco
                 heapq.heappush(queue, (value, count + k, children, k))
         count += len(lower)
     worst = queue[0][0] if queue else 0.0
-    return Outcome(not queue or worst > 0, worst, count)
+    return SplitOutcome(not queue or worst > 0, worst, count)
 
 
 def _bound(units: BentUnits, objective: MarginFunction, nodes: _Nodes) -> tuple[Tensor, Tensor, Tensor]:
