@@ -5,10 +5,11 @@ Published verdicts on the same files with 100 seconds each: alpha-beta-CROWN 42 
 """
 
 import csv
-import sys
+import json
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import torch
 from claims import options, verdict
@@ -18,12 +19,13 @@ from howsmooth.maps.affine import Affine
 
 PUBLISHED = 79  # proven by alpha-beta-CROWN in 2023, of both networks together
 SECONDS = 100.0
+ATTACK_STARTS, ATTACK_STEPS = 50, 60  # against every proven instance: ten times what verify tries
 
 
-def instances(folder: Path, every: int) -> list[tuple[Path, Path]]:
+def instances(folder: Path, every: int, only: str) -> list[tuple[Path, Path]]:
     """Return the networks and properties of the competition's list."""
     with (folder / "instances.csv").open(encoding="utf-8") as file:
-        rows = list(csv.reader(file))[::every]
+        rows = [row for row in csv.reader(file) if only in row[0]][::every]
     return [(folder / network, folder / wanted) for network, wanted, _seconds in rows]
 
 
@@ -48,38 +50,90 @@ def small_instance() -> tuple[hs.maps.Chain, hs.verification.Property]:
     return network, hs.verification.Property.robust(x, eps=0.01, label=label, classes=3)
 
 
+def attacked(network: Any, wanted: hs.verification.Property) -> float:
+    """Return how far an attack with many starts gets into the unsafe sets: above zero, the property does not hold."""
+    generator = torch.Generator().manual_seed(1)
+    embedding, rest = network.maps[0], hs.maps.Chain(*network.maps[1:])
+    lower, upper = wanted.lower.flatten().double(), wanted.upper.flatten().double()
+    centre, half = (upper + lower) / 2, (upper - lower) / 2
+    best = -torch.inf
+    for A, b in wanted.unsafe:
+        xi = torch.rand(ATTACK_STARTS, len(centre), dtype=torch.float64, generator=generator) * 2 - 1
+        for step in range(ATTACK_STEPS):
+            xi = xi.detach().requires_grad_()
+            tokens = embedding((centre + half * xi).unflatten(-1, embedding.weight.shape[2:]))
+            inside = (rest(tokens).flatten(-2) @ A.double().mT - b.double()).amin(-1)
+            best = max(best, float(inside.detach().max()))
+            (gradient,) = torch.autograd.grad(inside.sum(), xi)
+            xi = (xi.detach() + 0.5 * (1 - step / ATTACK_STEPS) * gradient.sign()).clamp(-1, 1)
+    return best
+
+
+def judged(network: Any, wanted: Path, seconds: float, *, attack: bool) -> dict[str, Any]:
+    """Verify one instance, and attack it hard where it is proven."""
+    started = time.process_time()
+    found = hs.verify(network, wanted, timeout=seconds)
+    spent = time.process_time() - started
+    after = None
+    if attack and found.status == "proven":
+        after = attacked(network, hs.verification.read_vnnlib(wanted))
+    return {
+        "instance": wanted.stem,
+        "status": found.status,
+        "seconds": round(found.seconds, 1),
+        "processor seconds": round(spent, 1),
+        "level": found.level,
+        "pieces": found.nodes,
+        "margin": float(found.margins.min()),
+        "uses": {name: round(value, 4) for name, value in (found.uses or {}).items()},
+        "attacked": after,
+    }
+
+
 def main() -> None:
     """Verify every instance and count."""
     parser = options(__doc__)
     parser.add_argument("--folder", type=Path, help="the folder with instances.csv, onnx/ and vnnlib/")
     parser.add_argument("--every", type=int, default=1, help="take every so-many-th instance")
+    parser.add_argument("--only", default="", help="take the networks whose name contains this: ibp or pgd")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for each instance")
+    parser.add_argument("--attack", action="store_true", help="attack every proven instance hard")
+    parser.add_argument("--log", type=Path, help="a file of JSON lines, which a second call goes on with")
+    parser.add_argument("--processor-time", action="store_true", help="limit processor time instead, on a busy machine")
     given = parser.parse_args()
     if given.folder is None:
         network, box = small_instance()
         print("no --folder: a small random network instead of the competition's")
-        verdict({"a small property is proven": hs.verify(network, box).status == "proven"}, quick=given.quick)
+        holds = hs.verify(network, box).status == "proven" and attacked(network, box) < 0
+        verdict({"a small property is proven": holds}, quick=given.quick)
         return
+    if given.processor_time:
+        time.monotonic = time.process_time
+    known = {}
+    if given.log is not None and given.log.exists():
+        known = {row["instance"]: row for row in map(json.loads, given.log.read_text().splitlines())}
+    networks: dict[Path, Any] = {}
     counts: dict[str, Counter[str]] = {}
-    networks = {}
-    for path, wanted in instances(given.folder, given.every):
-        if path not in networks:
-            networks[path] = hs.verification.read_onnx(path)
-        started = time.process_time()
-        found = hs.verify(networks[path], wanted, timeout=given.seconds)
-        counts.setdefault(path.stem, Counter())[found.status] += 1
-        spent = time.process_time() - started
-        uses = {name: round(value, 3) for name, value in (found.uses or {}).items()}
-        print(
-            f"{wanted.stem:24} {found.status:9} {found.seconds:6.1f} s {spent:6.1f} s of CPU  level {found.level}  "
-            f"pieces {found.nodes}  margin {found.margins.min():.4f}  {uses}"
-        )
-        sys.stdout.flush()
+    flipped = 0
+    for path, wanted in instances(given.folder, given.every, given.only):
+        row = known.get(wanted.stem)
+        if row is None:
+            if path not in networks:
+                networks[path] = hs.verification.read_onnx(path)
+            row = judged(networks[path], wanted, given.seconds, attack=given.attack)
+            if given.log is not None:
+                with given.log.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+        counts.setdefault(path.stem, Counter())[row["status"]] += 1
+        flipped += row["attacked"] is not None and row["attacked"] >= 0
+        print(*(f"{name} {value}" for name, value in row.items()), sep="  ", flush=True)
     for name, count in counts.items():
         print(name, dict(count))
     proven = sum(count["proven"] for count in counts.values())
     share = PUBLISHED // given.every
-    verdict({f"{proven} proven, more than {share}, the share of {PUBLISHED}": proven > share}, quick=given.quick)
+    claims = {f"{proven} proven, more than {share}, the share of {PUBLISHED}": proven > share}
+    claims["no proven instance is flipped by an attack"] = flipped == 0
+    verdict(claims, quick=given.quick)
 
 
 if __name__ == "__main__":
