@@ -87,7 +87,7 @@ REFUSALS = {
     f"{'x' * 5000}.npz": "File name too long",
     "folder.npz": "is a folder",
     "pipe.npz": "is a device or a pipe",
-    "weights.pt --heads 2": "say which of its layers with --layer",
+    "weights.pt": "is a file that holds no model",
     "cut_I4.npz": "cannot be read",
     "cut_head.safetensors": "cannot be read",
     "garbage.npz": "cannot be read",
