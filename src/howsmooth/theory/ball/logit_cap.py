@@ -131,7 +131,7 @@ def _log_column_sum(cap: float, n: int | None, positions: Positions) -> float:
     if positions.causal:
         if cap > LARGEST_CAP:
             return log(sees)
-        # Row i sees i tokens and gives one of them at most 1/(1 + (i − 1)e^{−2τ}); the sum over i is below its integral.
+        # Row i sees i tokens and gives one of them at most 1/(1 + (i − 1)e^{−2τ}); summed by an integral.
         return min(log(sees), math.log1p(math.exp(2 * cap) * math.log1p((sees - 1) * math.exp(-2 * cap))))
     # So many rows see a token, and each gives it at most 1/(1 + (sees − 1)e^{−2τ}).
     seen_by = min(x for x in (n, positions.window and 2 * positions.window - 1) if x is not None)
