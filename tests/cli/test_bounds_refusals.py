@@ -134,7 +134,7 @@ REFUSALS = {
     "A_key_bias.npz": "a layer is either A and V, one head, or query, key and value; got A, key",
     "": "give a model and its --layer, as in minilm --layer 4, or a file of weights with arrays called A",
     "V.npz": "give a model and its --layer",
-    "query_key.npz": "got key, query",
+    "query_key.npz": "got query, key",
     "A_query.npz": "got A, query together",
     "I4.npz --heads 2": "A is one head",
     "stack.npz --heads 0": "--heads must be at least 1, got 0",

@@ -93,13 +93,12 @@ def header(shape, dtype="<i8"):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (header((10**12,)) + bytes(8), "its header speaks of the shape (1000000000000,)"),
+        (header((10**12,)) + bytes(8), "no array of numpy"),
         (header((2,), "<m8[s]") + bytes(16), "must hold whole numbers"),
         (header((2,), "<M8[s]") + bytes(16), "must hold whole numbers"),
-        (b"\x93NUMPY\x03\x00" + header((2,))[8:] + bytes(16), "no array of numpy"),
         (b"\x93NUMPY\x01\x00\x10\x00{'descr': (((((", "no array of numpy"),
     ],
-    ids=["lies", "durations", "dates", "version", "cut"],
+    ids=["lies", "durations", "dates", "cut"],
 )
 def test_an_array_that_is_none_of_token_ids_is_refused(content, words, tmp_path):
     (tmp_path / "ids.npy").write_bytes(content)
