@@ -215,7 +215,6 @@ def test_a_process_that_only_writes_can_be_killed_at_any_moment(launcher, tmp_pa
         assert len(found) >= before
         before = len(found)
     assert before > KILLS
-    assert rows(tmp_path / "run", "PRAGMA journal_mode") == [("wal",)]
 
 
 def test_two_processes_on_one_folder_finish_and_every_record_is_there_once(launcher, asks, uninterrupted, tmp_path):

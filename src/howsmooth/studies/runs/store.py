@@ -58,10 +58,10 @@ class Store:
         self._database.close()
 
     def add(self, outcomes: Iterable[Outcome]) -> None:
-        """Keep what came of asks, each in a transaction of its own; a record that is there intact stays."""
-        for outcome in outcomes:
-            key, ask = outcome.ask.key, outcome.ask.to_json()
-            with self._database.transaction():
+        """Keep what came of asks, all of it in one transaction; a record that is there intact stays."""
+        with self._database.transaction():
+            for outcome in outcomes:
+                key, ask = outcome.ask.key, outcome.ask.to_json()
                 if isinstance(outcome, Failure):
                     # another process may have done meanwhile what failed here
                     if self._database.execute("SELECT 1 FROM records WHERE key = ?", (key,)).fetchone() is None:
