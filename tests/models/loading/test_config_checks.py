@@ -67,15 +67,14 @@ def test_a_number_of_layers_that_no_model_has_is_refused(folder, family, layers)
     assert f"= {layers}; it must be a whole number, 1 to 2,000" in words
 
 
-def test_more_layers_than_the_weights_can_hold_are_refused_before_they_are_built(folder, family):
-    change(folder, **{DEPTH.get(family, "num_hidden_layers"): 1999})
-    if family == "qwen3":
-        change(folder, layer_types=None)
-    assert "parameters" in refusal(str(folder))  # that are missing, or too many for the memory
+def test_wider_layers_than_the_weights_are_refused(folder, family):
+    change(folder, **{WIDTH.get(family, "hidden_size"): 48})
+    assert "its weights are not of the shapes" in refusal(str(folder))
 
 
-def test_wider_layers_than_the_memory_can_hold_are_refused(folder, family):
-    change(folder, **{WIDTH.get(family, "hidden_size"): 10**8})
+def test_weights_beyond_the_memory_are_refused_by_the_size_of_their_files(folder, monkeypatch, tmp_path):
+    (tmp_path / "memory.max").write_text("1000")
+    monkeypatch.setattr("howsmooth.files.LIMITS", (tmp_path / "memory.max",))
     assert "GiB of memory" in refusal(str(folder))
 
 

@@ -73,13 +73,13 @@ def _sizes(config: dict[str, Any]) -> Iterator[tuple[str, Any, tuple[int, int]]]
 
 def require_model_memory(config: Any, count: int, name: str) -> None:
     """Refuse a model of so many parameters that does not fit into memory."""
-    dtype = getattr(config, "dtype", None)
-    each = (dtype if isinstance(dtype, torch.dtype) else torch.get_default_dtype()).itemsize
-    require_memory(count * each, f"the model {name!r}, of {count:,} parameters,", field="model")
+    require_memory(count * _bytes_each(config), f"the model {name!r}, of {count:,} parameters,", field="model")
 
 
-def parameter_count(config: Any) -> int | None:
-    """Count the parameters of a model on the meta device, a millisecond for each layer; none for unknown classes."""
+def parameter_count(config: Any, path: Path | None = None) -> int | None:
+    """Count the parameters of a model: by the size of its files, or on the meta device where they are not here yet."""
+    if path is not None and (size := _weights_size(path)):
+        return size // _bytes_each(config)
     from transformers import AutoModel
 
     try:
@@ -87,3 +87,16 @@ def parameter_count(config: Any) -> int | None:
             return sum(parameter.numel() for parameter in AutoModel.from_config(config).parameters())
     except Exception:  # a composed family, which the loader checks itself
         return None
+
+
+def _bytes_each(config: Any) -> int:
+    dtype = getattr(config, "dtype", None)
+    return (dtype if isinstance(dtype, torch.dtype) else torch.get_default_dtype()).itemsize
+
+
+def _weights_size(path: Path) -> int:
+    if path.is_file():
+        return path.stat().st_size
+    # the same weights may be there in two formats, of which the loader takes the first
+    sizes = ([file.stat().st_size for file in path.glob(f"*.{ending}")] for ending in ("safetensors", "bin"))
+    return next((sum(found) for found in sizes if found), 0)

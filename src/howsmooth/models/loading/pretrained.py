@@ -139,7 +139,7 @@ def _pretrained(path: Path, name: str, family: str, streamed: bool | None) -> Lo
     with _quiet(), _parsing_once() if "gguf_file" in options else contextlib.nullcontext():
         try:
             config = _configuration(source, options, name, family)
-            count = parameter_count(config)
+            count = parameter_count(config, path)
             if streamed or (streamed is None and _wants_streaming(config, count, options)):
                 return _without_weights(config, source, options, notes, name)
             if count is not None:
