@@ -231,7 +231,7 @@ def test_a_process_finishes_beside_one_that_is_killed(launcher, asks, uninterrup
     check_whole(tmp_path / "run", asks, uninterrupted)
 
 
-@pytest.mark.parametrize("limit", [4096, 90_000])
+@pytest.mark.parametrize("limit", [4096, 36_000])
 def test_a_file_that_may_not_grow_is_an_error_and_the_store_stays_whole(limit, launcher, asks, uninterrupted, tmp_path):
     folder = tmp_path / "run"
     assert launcher.wait(launcher.start(folder, limit=limit)) == 2
