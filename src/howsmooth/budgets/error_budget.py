@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from howsmooth.budgets.effects import Effect, effect
+from howsmooth.budgets.effects import GROUPS, Effect, effect
 from howsmooth.budgets.outcomes import Outcome, Verified, outcome, true_costs
 from howsmooth.budgets.passes import Products, inner_products
 from howsmooth.budgets.places import Places
@@ -77,6 +77,28 @@ class Budget:
         columns = self.columns(chosen)
         values = self.products.values[..., columns].sum(-1)
         return effect(f"{len(columns)} together", label, values, self.products.positions)
+
+    def grouped(self, by: str, scheme: str | None = None) -> tuple[Effect, ...]:
+        """Return what the errors of each group cost together, interactions included.
+
+        Args:
+            by: ``layer``, ``kind`` (of matrix) or ``head`` (keys and values of a head of the cache); errors that have
+                none of these are left out.
+            scheme: The scheme; may be left out if there is one alone.
+
+        Raises:
+            AssumptionError: If there is no such grouping or scheme, or no error has a group.
+        """
+        label = self._one_scheme(scheme)
+        if by not in GROUPS:
+            raise AssumptionError(f"there is no grouping {by!r}{nearest(by, GROUPS)}", field="by")
+        groups: dict[str, list[str]] = {}
+        for name in self.names(label):
+            if (group := GROUPS[by](name)) is not None:
+                groups.setdefault(str(group), []).append(name)
+        if not groups:
+            raise AssumptionError(f"what {label!r} rounds has no {by}; take a scheme such as kv:int4.", field="by")
+        return tuple(replace(self.together(names, label), name=group) for group, names in groups.items())
 
     def columns(self, recipe: Mapping[str, str]) -> list[int]:
         """Return where the errors of a recipe stand in the table of inner products.
