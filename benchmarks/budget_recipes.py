@@ -22,7 +22,6 @@ from claims import options, verdict
 
 import howsmooth as hs
 from howsmooth.budgets import Budget, scheme
-from howsmooth.budgets.effects import elsewhere
 from howsmooth.budgets.passes import inner_products
 from howsmooth.budgets.places import Places
 from howsmooth.budgets.recipes import RULES
@@ -84,13 +83,15 @@ def main() -> None:
         for bits in sizes:
             measured = {}
             for rule in (OURS, *RULES):
-                recipe = found.recipe(size=bits / 16 * (1 + 1e-9), rule=None if rule == OURS else rule, fresh=fresh)
+                recipe = found.recipe(
+                    size=bits / 16 * (1 + 1e-9), rule=None if rule == OURS else rule, fresh=fresh, held_out=held_out
+                )
                 truth = kept(
                     given.keep, (about, recipe.rounded), partial(run.by_token, recipe.rounded, tokens=held_out)
                 )
                 measured[rule] = float(truth.mean())
                 assert recipe.fresh is not None
-                low, high = elsewhere(recipe.fresh, windows=windows, others=windows)
+                low, high = recipe.fresh.low, recipe.fresh.high
                 covered.append((rule, bits, low <= measured[rule] <= high))
                 ratios.append((bits, measured[rule] / recipe.fresh.kl))
                 print(

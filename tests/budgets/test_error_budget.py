@@ -141,9 +141,7 @@ def test_groups_are_the_errors_that_a_layer_a_kind_or_a_head_has_together(rounde
     heads = {each.name: each.kl for each in cache.grouped("head")}
     assert heads["1.0"] == cache.together(["cache.1.key.0", "cache.1.value.0"]).kl
     assert [each.name for each in cache.grouped("kind")] == ["key", "value"]
-    with pytest.raises(
-        hs.errors.AssumptionError, match="rounds has no head; take a scheme such as kv:int4"
-    ):
+    with pytest.raises(hs.errors.AssumptionError, match="rounds has no head; take a scheme such as kv:int4"):
         rounded.grouped("head", "int8")
     with pytest.raises(hs.errors.AssumptionError, match="there is no grouping 'layers'; did you mean layer"):
         rounded.grouped("layers", "int8")

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.budgets import export
+from howsmooth.budgets.effects import elsewhere
 from howsmooth.budgets.recipes import KEEP, RecipeChoice
 
 
@@ -85,6 +86,8 @@ def test_recipes_are_no_larger_than_asked_and_beat_uniform_ones(choices):
     assert found.measured < float(choices.measured(uniform))
     assert found.predicted.kl < choices.together(uniform).kl
     assert found.fresh.kl > 0
+    other = choices.recipe(size=0.3, held_out=choices.places.subject.tokens[:2])  # fewer windows, a wider interval
+    assert (other.fresh.low, other.fresh.high) == elsewhere(found.fresh, windows=3, others=2)
     smallest = choices.recipe(kl=found.predicted.kl * 1.5)
     assert smallest.predicted.kl <= found.predicted.kl * 2
     for words, settings in {

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from howsmooth.budgets.effects import GROUPS, Effect, effect
+from howsmooth.budgets.effects import GROUPS, Effect, effect, elsewhere
 from howsmooth.budgets.outcomes import Outcome, Verified, outcome, true_costs
 from howsmooth.budgets.passes import Products, inner_products
 from howsmooth.budgets.places import Places
@@ -140,7 +140,8 @@ class Budget:
             rule: A rule of thumb that chooses in place of the estimates, to compare at the same size: ``uniform``,
                 ``first and last layers`` or ``weight error``.
             fresh: Inner products of other draws to judge it by; drawn anew by default.
-            held_out: Windows that the true cost is measured at; those of the budget by default.
+            held_out: Other windows of the same text that the true cost is measured at, and that the interval of
+                ``fresh`` is for, unless one window alone was drawn at; those of the budget by default.
 
         Raises:
             AssumptionError: If not one of size and kl is given, or no recipe is so small.
@@ -159,6 +160,9 @@ class Budget:
         if fresh is None and self.places is not None:
             fresh = inner_products(self.places, passes=products.values.shape[1], seed=self.seed + FRESH)
         judge = None if fresh is None else replace(self, products=fresh).together(rounded)
+        if judge is not None and judge.window_error is not None and held_out is not None:
+            low, high = elsewhere(judge, windows=len(products.values), others=len(held_out))
+            judge = replace(judge, low=low, high=high)
         measured = None if self.places is None else float(self.measured(rounded, tokens=held_out))
         return Recipe(
             schemes=schemes,
