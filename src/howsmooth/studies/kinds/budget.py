@@ -281,13 +281,15 @@ class BudgetSummary:
 
     @property
     def _finer(self) -> str:
-        """The finest scheme that rounds the same places; to keep them, if there is none."""
+        """The finest scheme that rounds the same places at a lower cost; to keep them, if there is none."""
         from howsmooth.budgets.recipes import KEEP
 
-        names = set(self.budget.names(self.scheme))
-        bits = {error.scheme: error.bits for error in self.budget.products.errors if error.name in names}
-        finer = [other for other in bits if bits[other] > bits[self.scheme] and names <= {*self.budget.names(other)}]
-        return max(finer, key=lambda other: bits[other], default=KEEP)
+        names, budget = self.budget.names(self.scheme), self.budget
+        bits = {error.scheme: error.bits for error in budget.products.errors if error.name == names[0]}
+        finer = [other for other in bits if bits[other] > bits[self.scheme] and {*names} <= {*budget.names(other)}]
+        most = budget.together(scheme=self.scheme).kl
+        better = [other for other in finer if budget.together(scheme=other).kl < most]
+        return max(better, key=lambda other: bits[other], default=KEEP)
 
     @property
     def groups(self) -> "dict[str, list[Effect]]":
