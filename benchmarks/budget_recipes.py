@@ -21,8 +21,8 @@ import torch
 from claims import options, verdict
 
 import howsmooth as hs
-from howsmooth.budgets import Budget, scheme
-from howsmooth.budgets.passes import inner_products
+from howsmooth.budgets import Budget, Scheme, scheme
+from howsmooth.budgets.passes import Products, inner_products
 from howsmooth.budgets.places import Places
 from howsmooth.budgets.recipes import RULES
 from howsmooth.budgets.subject import Subject
@@ -55,6 +55,24 @@ def kept(folder: Path | None, key: object, compute: Callable[[], Any]) -> Any:
     return torch.load(file, weights_only=False)
 
 
+def remembered(found: Scheme) -> Scheme:
+    """Return a scheme that rounds every matrix once, for all windows and texts; it holds as much as the weights."""
+    memory: dict[str, torch.Tensor] = {}
+
+    def rounded(W: torch.Tensor, name: str) -> torch.Tensor:
+        if name not in memory:
+            memory[name] = found.rounded(W, name)
+        return memory[name]
+
+    return replace(found, rounded=rounded)
+
+
+def draws(places: Places, window: int, passes: int) -> Products:
+    """Return the inner products at one window."""
+    subject = replace(places.subject, tokens=places.subject.tokens[window : window + 1])
+    return inner_products(replace(places, subject=subject), passes=passes, seed=0, first=window)
+
+
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--windows", type=int, default=6, help="windows to choose by, and as many to judge by")
@@ -68,15 +86,17 @@ def main() -> None:
     model = hs.load("reviews" if small else "smollm2")
     windows, length, passes = (2, 8, 4) if small else (given.windows, given.length, given.passes)
     schemes, sizes = (SCHEMES[1:3], BITS[1:2]) if small else (SCHEMES, BITS)
+    rounding = [remembered(scheme(label)) for label in schemes]
     start = time.process_time()
     beaten, covered, ratios = [], [], []
     for text in texts()[:1] if small else [texts()[int(which)] for which in given.texts.split(",")]:
         tokens = model.windows(text, length=length, count=2 * windows)
         seen, held_out = tokens[:windows], tokens[windows:]
-        places = Places(subject=Subject.of(model, seen), schemes=[scheme(label) for label in schemes])
+        places = Places(subject=Subject.of(model, seen), schemes=rounding)
         about = (text.name, windows, length, passes, schemes)
-        drawn = kept(given.keep, about, partial(inner_products, places, passes=2 * passes, seed=0))
-        chosen_by, fresh = (replace(drawn, values=values) for values in drawn.values.chunk(2, dim=1))
+        parts = [kept(given.keep, (about, w), partial(draws, places, w, 2 * passes)) for w in range(windows)]
+        values = torch.cat([part.values for part in parts])
+        chosen_by, fresh = (replace(parts[0], values=half) for half in values.chunk(2, dim=1))
         found = Budget(model=model.name, products=chosen_by, cost=places.subject.unit)
         run = replace(found, places=places)
         print(f"{text.name}, {windows} windows of {length} tokens, {passes} passes")
