@@ -39,6 +39,15 @@ def test_what_second_order_leaves_out_of_errors_on_the_way_shrinks_with_them(lab
     assert 0 < off[1] < 0.3 * off[0]  # in proportion to the error, or faster
 
 
+def test_modules_that_pass_their_input_on_round_nothing_anew(gpt2, windows):
+    found = hs.budget(gpt2, windows[:1], schemes=["kernel:bf16"], passes=1)
+    modules = dict(gpt2.with_head.named_modules())
+    kinds = {type(modules[name]).__name__ for name in found.names("kernel:bf16")}
+    assert {"Conv1D", "LayerNorm", "Linear", "Embedding"} <= kinds
+    assert "Dropout" in {type(part).__name__ for part in modules.values()}
+    assert not kinds & {"Dropout", "Identity"}
+
+
 def test_heads_of_the_cache_have_names_and_those_of_a_group_are_one(llama, windows):
     found = hs.budget(llama, windows[:1], schemes=["kv:int4"], passes=1)
     expected = [f"cache.{layer}.{what}.{head}" for layer in (0, 1) for what in ("key", "value") for head in (0, 1)]

@@ -130,7 +130,9 @@ class Places:
         if residual := self.at("residual"):
             yield from ((f"{prefix}{layer.block_path}", residual) for layer in transformer.layers)
         if kernel := self.at("kernel"):
-            yield from ((path, kernel) for path, part in module.named_modules() if path and not any(part.children()))
+            leaves = ((path, part) for path, part in module.named_modules() if path and not any(part.children()))
+            # what passes its input on rounds nothing anew
+            yield from ((path, kernel) for path, part in leaves if not isinstance(part, nn.Dropout | nn.Identity))
 
 
 class _Wanted(NamedTuple):
