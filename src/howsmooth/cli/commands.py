@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from howsmooth import __version__
 from howsmooth.cli.memory_errors import too_large
-from howsmooth.cli.printing import in_options, one_line, options_by_keyword, say
+from howsmooth.cli.printing import in_options, one_line, options_by_keyword, say, saying_stages
 from howsmooth.errors import AssumptionError, FileError, HowsmoothError, nearest
 
 # What ``howsmooth --help`` lists, by the question that it answers, without importing any of them.
@@ -156,7 +156,8 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run a command; what cannot be read is refused in one sentence, as every other mistake."""
         try:
-            return super().invoke(ctx)
+            with saying_stages():
+                return super().invoke(ctx)
         except UsageError as error:
             raise _refused(error) from error
 
