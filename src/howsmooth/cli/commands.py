@@ -3,6 +3,7 @@
 import importlib
 import io
 import logging
+import os
 import sys
 import tomllib
 import warnings
@@ -233,6 +234,7 @@ def run() -> None:
             stream.reconfigure(errors="replace")  # a terminal without ≤ shows a question mark
     warnings.showwarning = _show_warning
     try:
+        _refuse_groups()
         app(prog_name="howsmooth")
     except HowsmoothError as error:
         _refuse(str(error))
@@ -245,6 +247,15 @@ def run() -> None:
         if sentence is None:
             raise
         _refuse(sentence)
+
+
+def _refuse_groups() -> None:
+    """Refuse to do the same work in every process of a group, into the same folder."""
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
+        raise AssumptionError(
+            "torchrun shares out one long sequence in Python alone, by hs.local_lipschitz(f, X, group=…); for the command "
+            "line leave torchrun out, and share out the windows of a run with --workers."
+        )
 
 
 def _refuse(sentence: str) -> None:

@@ -101,8 +101,14 @@ _stage: dict[str, Any] = {"said": "", "began": 0.0}
 
 def begin(what: str) -> None:
     """Say at once what begins, on standard error; every half minute says so again."""
-    say(f"{what} …", err=True)
+    _tell(f"{what} …")
     go_on(what)
+
+
+def _tell(line: str) -> None:
+    """Print a line about the work; a program that reads what this one prints, in the same process, wants answers."""
+    if sys.stderr is sys.__stderr__:
+        say(line, err=True)
 
 
 def go_on(what: str = "") -> None:
@@ -118,7 +124,7 @@ def saying_stages() -> Iterator[None]:
     def talk() -> None:
         while not over.wait(EVERY):
             if _stage["said"]:
-                say(f"howsmooth: {_stage['said']}, {duration(time.monotonic() - _stage['began'])} so far", err=True)
+                _tell(f"howsmooth: {_stage['said']}, {duration(time.monotonic() - _stage['began'])} so far")
 
     go_on()
     talking = threading.Thread(target=talk, daemon=True)

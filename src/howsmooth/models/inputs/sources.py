@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from howsmooth.errors import AssumptionError, FileError
 from howsmooth.files import HEADER, read_bytes, require_array, require_room, require_size
 from howsmooth.models.inputs.text import Text, read_text
@@ -146,6 +144,8 @@ def read_token_ids(path: str | os.PathLike[str]) -> TokenIds:
 
 
 def _array(content: bytes, name: str) -> TokenIds:
+    import numpy as np
+
     try:
         require_array(content[:HEADER], len(content), name, each=BYTES_PER_ID, field=TOKEN_IDS)
         array = np.load(io.BytesIO(content), allow_pickle=False)
