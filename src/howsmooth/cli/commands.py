@@ -253,8 +253,8 @@ def _refuse_groups() -> None:
     """Refuse to do the same work in every process of a group, into the same folder."""
     if int(os.environ.get("WORLD_SIZE") or 1) > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
         raise AssumptionError(
-            "torchrun shares out one long sequence in Python alone, by hs.local_lipschitz(f, X, group=…); for the command "
-            "line leave torchrun out, and share out the windows of a run with --workers."
+            "torchrun shares out one long sequence in Python alone, by hs.local_lipschitz(f, X, group=…); for the "
+            "command line leave torchrun out, and share out the windows of a run with --workers."
         )
 
 
