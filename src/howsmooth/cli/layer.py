@@ -10,6 +10,7 @@ import typer
 import howsmooth as hs
 from howsmooth.cli.array_files import array_names, is_array_file, read_arrays
 from howsmooth.cli.options import OptionDevice, OptionThreads, checked, set_threads
+from howsmooth.cli.printing import begin
 from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.models.loading.names import check_family_name, check_model_name
 from howsmooth.models.map_names import MapName
@@ -153,6 +154,7 @@ class LayerSource:
 
         From here on torch uses as many threads as were asked for.
         """
+        begin(f"Reading {self.model or ', '.join(self.sources.values())}")
         set_threads(self.threads)
         found = of_kind(self._read(), self.kind)
         return found if self.device is None else found.to(device=self.device)

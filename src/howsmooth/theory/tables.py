@@ -82,6 +82,19 @@ def smallest_upper(attention: MultiHead, *, n: int, radius: float, metric: str |
     return min(found, key=lambda bound: bound.log_value)
 
 
+def smallest_in(ladder: BoundsTable, *, n: int, radius: float) -> Bound:
+    """Return the same from a table for so many tokens; published bounds, which are about other inputs, do not count.
+
+    Raises:
+        AssumptionError: If none applies.
+    """
+    where = in_ball(int(n), float(radius))
+    found = [bound for bound in ladder.bounds if bound.side is Side.UPPER and bound.domain.startswith(where)]
+    if not found:
+        raise AssumptionError(ladder.refused[-1].reason)
+    return min(found, key=lambda bound: bound.log_value)
+
+
 def _uppers(attention: MultiHead, n: int, radius: float, metric: str | Metric) -> list[Bound | NotApplicable]:
     """Apply every theorem on upper bounds in a metric."""
     require_size(n, radius)

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from howsmooth.errors import AssumptionError, FileError
 from howsmooth.files import read_bytes, require_room, require_size
 from howsmooth.models.inputs.text import Text, read_text
@@ -144,6 +142,8 @@ def read_token_ids(path: str | os.PathLike[str]) -> TokenIds:
 
 
 def _array(content: bytes, name: str) -> TokenIds:
+    import numpy as np
+
     try:
         array = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
     except Exception as error:  # numpy parses headers as Python, which may raise anything
