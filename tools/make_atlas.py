@@ -1,4 +1,4 @@
-"""Rebuild the atlas: a card of every model whose weights come with a package, of random twins, and of models trained here.
+"""Rebuild the atlas: cards of models whose weights come with packages, of random twins, and of models trained here.
 
     python tools/make_atlas.py [PATTERN …] [--list] [--anew]
 
@@ -39,7 +39,7 @@ AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 TRAINED, RANDOM, PENALISED = "trained", "random twin", "trained with a penalty"
 # Seeds of what is random: of twins that cost little, and of the classifiers that are trained here.
 SEEDS = (0, 1, 2)
-STEPS, STRENGTH = 1500, 0.02
+STEPS, STRENGTH = 500, 0.02
 
 
 class SkippedError(Exception):
@@ -191,7 +191,7 @@ class ReceptorEncoder(nn.Module):
 
 
 def receptors() -> list[dict[str, str]]:
-    """Join germline genes of both chains, one after another: loops 1 and 2 of V, and loop 3 from V and J as they are."""
+    """Join germline genes of both chains, one after another: loops 1 and 2 from V, loop 3 from V and J as they are."""
     file = package(GERMLINE) / "tidytcells" / "_resources" / "homosapiens_tr_aa_sequences.json"
     genes = json.loads(file.read_text(encoding="utf-8"))
     found: list[dict[str, str]] = [{} for _each in range(RECEPTORS)]
@@ -210,7 +210,8 @@ def receptors() -> list[dict[str, str]]:
             gene, region = variable[at], joining[at % len(joining)]
             _before, anchor, behind = gene["V-REGION"].rpartition(gene["FR3-IMGT"][-12:])
             end = re.search("[FW]G.G", region)
-            assert anchor and end is not None
+            assert anchor
+            assert end is not None
             loops = gene["CDR1-IMGT"], gene["CDR2-IMGT"], f"C{behind}{region[: end.start() + 1]}"
             receptor |= {f"{number}{chain}": loop for number, loop in enumerate(loops, start=1)}
     return found
@@ -247,7 +248,9 @@ def embedded(state: dict[str, Tensor], residue: Residue | None) -> Tensor:
 def receptor_encoder(name: str, seed: int | None = None) -> Subject:
     """Build one of the encoders of receptors, with its weights or with those of a seed."""
     folder = package(SCEPTR) / "sceptr" / "_model_saves" / name
-    asked = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model"]["self_attention_stack"]["initargs"]
+    asked = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model"]["self_attention_stack"][
+        "initargs"
+    ]
     state = torch.load(folder / "state_dict.pt", weights_only=True)
     tokens = list(receptor_tokens(name))
     words = ["[CLS]" if residue is None else "/".join(map(str, residue)) for residue in tokens]
@@ -269,9 +272,7 @@ def receptor_encoder(name: str, seed: int | None = None) -> Subject:
     kind = "loops-3" if "CDR3" in name else {"A_SCEPTR": "alpha", "B_SCEPTR": "beta"}.get(name, "paired")
     text = text_file(f"receptors-{kind}.txt", " ".join(words))
     parameters = sum(x.numel() for key, x in module.named_parameters() if not key.startswith("embeddings."))
-    return Subject(
-        model=module.eval(), tokenizer=Vocabulary(list(known), r"\S+"), text=text, parameters=parameters
-    )
+    return Subject(model=module.eval(), tokenizer=Vocabulary(list(known), r"\S+"), text=text, parameters=parameters)
 
 
 # Antibodies and reactions: BERT's architecture.

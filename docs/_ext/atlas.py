@@ -29,14 +29,13 @@ SHAPES = {
     "English": "triangle-up",
     "reactions": "diamond",
     "antibodies": "cross",
-    "speech": "triangle-down",
 }
 # What may be drawn: up, numbers of a card; across, sizes of a model.
 UP = {
+    "worst layer": "worst gain of the least smooth attention layer",
     "whole worst": "worst gain of the whole model",
     "whole typical": "typical gain of the whole model",
     "whole relative": "percent out for a percent in, whole model",
-    "worst layer": "worst gain of the least smooth attention layer",
 }
 ACROSS = {"width": "width", "layers": "layers", "parameters": "parameters"}
 COLUMNS = (*UP, "growth exponent", "θ", "sink", "cost int8", "cost int4:g64", "certified radius")
@@ -135,8 +134,8 @@ def lessons(found: Sequence[Entry]) -> list[str]:
         f"Training is what makes attention rough: the worst gain of the least smooth layer is {trained} that of random "
         f"twins in {len(encoders) - len(twins)} encoders of one architecture, whatever their objective, and "
         f"{elsewhere} in {len(pairs)} other pairs.",
-        f"Width adds to it only through training: that gain grows like the width to the power {spread(widths[0])} in the "
-        f"{len(one_objective)} encoders of one objective, and {spread(widths[1])} at their initial weights.",
+        f"Width adds to it only through training: that gain grows like the width to the power {spread(widths[0])} in "
+        f"the {len(one_objective)} encoders of one objective, and {spread(widths[1])} at their initial weights.",
         f"A penalty while training takes some of it back: with it a classifier's whole-model gain is "
         f"{ratio(penalised['whole worst'], plain['whole worst'])} that of plain training, and its least smooth layer "
         f"{ratio(penalised[layer], plain[layer])}; at its initial weights they were "
@@ -196,12 +195,17 @@ def rows(found: Sequence[Entry]) -> list[dict[str, Any]]:
     return made
 
 
-def chart() -> dict[str, Any]:
+def chart(families: Sequence[str]) -> dict[str, Any]:
     """Return the specification of the scatter; the page fills in its points and the titles of its axes."""
     legend = alt.Legend(orient="top", direction="horizontal", columns=3, title=None, symbolOpacity=1)
     chosen = alt.selection_point(name="chosen", fields=["name"], on="click", empty=True)
     base = alt.Chart(alt.NamedData("points")).encode(
-        x=alt.X("x:Q", title="", scale=alt.Scale(type="log", nice=False, padding=24), axis=alt.Axis(format="~s", tickCount=6)),
+        x=alt.X(
+            "x:Q",
+            title="",
+            scale=alt.Scale(type="log", nice=False, padding=24),
+            axis=alt.Axis(format="~s", tickCount=6),
+        ),
         color=alt.Color("kind:N", scale=alt.Scale(domain=list(COLOURS), range=list(COLOURS.values())), legend=legend),
         opacity=alt.condition(chosen, alt.value(0.9), alt.value(0.15)),
     )
@@ -209,7 +213,8 @@ def chart() -> dict[str, Any]:
     ends = base.mark_rule(strokeWidth=1.5).encode(
         y=alt.Y("low:Q", title="", scale=scale, axis=alt.Axis(format="~s", tickCount=6)), y2="high:Q"
     )
-    shape = alt.Shape("family:N", scale=alt.Scale(domain=list(SHAPES), range=list(SHAPES.values())), legend=legend)
+    shapes = alt.Scale(domain=list(families), range=[SHAPES[name] for name in families])
+    shape = alt.Shape("family:N", scale=shapes, legend=legend)
     points = base.mark_point(filled=True, size=80, cursor="pointer").encode(
         y="y:Q",
         shape=shape,
@@ -223,15 +228,23 @@ def chart() -> dict[str, Any]:
 def write_atlas(path: Path, folder: Path = HOME / "cards") -> Path:
     """Write the page of the atlas; return where it is."""
     found = entries(folder)
+    families = list(dict.fromkeys(entry.family for entry in found))
     template = Template((HOME / "page.html").read_text(encoding="utf-8"), autoescape=True, trim_blocks=True)
-    data = {"rows": rows(found), "spec": chart(), "config": CONFIG, "up": UP, "across": ACROSS, "columns": COLUMNS}
+    data = {
+        "rows": rows(found),
+        "spec": chart(families),
+        "config": CONFIG,
+        "up": UP,
+        "across": ACROSS,
+        "columns": COLUMNS,
+    }
     page = template.render(
         lessons=lessons(found),
         count=len(found),
         up=UP,
         across=ACROSS,
         columns=COLUMNS,
-        families=list(dict.fromkeys(entry.family for entry in found)),
+        families=families,
         kinds=list(dict.fromkeys(entry.kind for entry in found)),
         skipped=skipped(),
         versions=sorted({entry.card.version for entry in found}),

@@ -219,7 +219,9 @@ def _read(name: str, source: str | io.BytesIO) -> tuple[Chain, list[int]]:
     if not all(shape):
         raise UnsupportedModelError(f"{name} does not say the size of its input {inputs[0].name}: {shape}.")
     size = math.prod(shape)
-    require_room(8 * size**2, f"{name} has {size:,} inputs, and what its operations do to each of them", field="network")
+    require_room(
+        8 * size**2, f"{name} has {size:,} inputs, and what its operations do to each of them", field="network"
+    )
     reader = _Reader(opset, streams=_streams(graph.node, inputs[0].name))
     reader.values = {key: _wide(array) for key, array in constants.items()}
     reader.values[inputs[0].name] = reader.identity(shape, None)

@@ -65,7 +65,11 @@ def _conv(options: dict[str, Any], x: Array, weight: Array) -> Array:
     dimensions = weight.ndim - 2
     if dimensions not in _CONVOLUTIONS:
         raise NotReadError(f"is a convolution in {dimensions} dimensions")
-    if any(options.get("pads") or ()) or any(step != 1 for step in options.get("dilations") or [1]) or options.get("group", 1) != 1:
+    if (
+        any(options.get("pads") or ())
+        or any(step != 1 for step in options.get("dilations") or [1])
+        or options.get("group", 1) != 1
+    ):
         raise NotReadError("is a convolution with padding, dilation or groups")
     flat = torch.from_numpy(x.reshape(-1, *x.shape[2:]))
     strides = tuple(options.get("strides") or (1,) * dimensions)
