@@ -512,7 +512,8 @@ def main() -> None:
             file.write_text(json.dumps(made, ensure_ascii=False) + "\n", encoding="utf-8")
             print(f"{model.name}: {time.process_time() - began:.0f} s of processor time", flush=True)
         except (SkippedError, HowsmoothError) as error:
-            skipped[model.name] = str(error)
+            # what is free now is no reason
+            skipped[model.name] = re.sub(r" of memory, and .* free; .*", " of memory", str(error)).rstrip(".")
             print(f"{model.name}: left out: {error}", flush=True)
         SKIPPED.write_text(json.dumps(skipped, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 

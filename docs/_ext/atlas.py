@@ -110,48 +110,41 @@ def group(found: Sequence[Entry], keep: Callable[[Entry], bool], name: str) -> l
 
 
 def lessons(found: Sequence[Entry]) -> list[str]:
-    """Say what the cards teach: training, width, and what a penalty does; every number from them, with its interval."""
+    """Say what the cards teach about training, width and whole models; every number from them, with its interval."""
     encoders = [entry for entry in found if entry.family == "receptors"]
-    layer = "worst layer"
-    trained = ratio(
-        group(encoders, lambda entry: entry.kind == TRAINED, layer),
-        group(encoders, lambda entry: entry.kind == RANDOM, layer),
-    )
-    pairs = others(found, layer)
-    elsewhere = paired(list(pairs.values()))
-    one_objective = [entry for entry in encoders if entry.training == f"{TRAINED}: contrastive"]
     twins = [entry for entry in encoders if entry.kind == RANDOM]
-    widths = [
-        power([entry.card.sizes["width"] for entry in some], [entry.of(layer) for entry in some])
-        for some in (one_objective, twins)
-    ]
-    films = [entry for entry in found if entry.family == "films"]
-    plain, penalised, fresh = (
-        {name: group(films, lambda entry, kind=kind: entry.kind == kind, name) for name in (layer, "whole worst")}
-        for kind in (TRAINED, PENALISED, RANDOM)
-    )
+    one_objective = [entry for entry in encoders if entry.training == f"{TRAINED}: contrastive"]
+    layer, pairs = "worst layer", others(found, "worst layer")
+
+    def over_twins(name: str) -> Ratio:
+        return ratio(group(encoders, lambda entry: entry.kind == TRAINED, name), [twin.of(name) for twin in twins])
+
+    def by_width(some: Sequence[Entry]) -> str:
+        return spread(power([entry.card.sizes["width"] for entry in some], [entry.of(layer) for entry in some]))
+
+    # two pairs have an interval, and one that says nothing
+    elsewhere = f", and {paired(list(pairs.values()))} in {len(pairs)} other packages" if len(pairs) > 2 else ""
     return [
-        f"Training is what makes attention rough: the worst gain of the least smooth layer is {trained} that of random "
-        f"twins in {len(encoders) - len(twins)} encoders of one architecture, whatever their objective, and "
-        f"{elsewhere} in {len(pairs)} other pairs.",
-        f"Width adds to it only through training: that gain grows like the width to the power {spread(widths[0])} in "
-        f"the {len(one_objective)} encoders of one objective, and {spread(widths[1])} at their initial weights.",
-        f"A penalty while training takes some of it back: with it a classifier's whole-model gain is "
-        f"{ratio(penalised['whole worst'], plain['whole worst'])} that of plain training, and its least smooth layer "
-        f"{ratio(penalised[layer], plain[layer])}; at its initial weights they were "
-        f"{ratio(fresh['whole worst'], plain['whole worst'])} and {ratio(fresh[layer], plain[layer])}.",
+        f"Training is what makes attention rough: in {len(encoders) - len(twins)} encoders of one package, whatever "
+        f"their objective, the worst gain of the least smooth layer is {over_twins(layer)} that of random twins{elsewhere}.",
+        f"Width adds to it only through training: that gain grows like the width to the power "
+        f"{by_width(one_objective)} in the {len(one_objective)} encoders of one objective, and {by_width(twins)} at initial weights.",
+        f"Whole models feel less of it, and noise least: through all layers the worst gain is "
+        f"{over_twins('whole worst')} that of the twins, and the gain of random perturbations "
+        f"{over_twins('whole typical')}.",
     ]
 
 
 def others(found: Sequence[Entry], name: str) -> dict[str, float]:
-    """Return how many times its random twin each trained model outside the family of receptors is."""
+    """Return how many times their random twin the trained models of each other package are, by geometric mean."""
     by_name = {entry.card.model: entry for entry in found}
-    made = {}
+    made: dict[str, list[float]] = {}
     for entry in found:
-        start = by_name.get(f"{entry.card.model.split()[0]} twin")
+        package = entry.card.model.split()[0]
+        start = by_name.get(f"{package} twin")
         if entry.kind == TRAINED and entry.family not in ("receptors", "films") and start is not None:
-            made[entry.card.model] = entry.of(name) / start.of(name)
-    return made
+            made.setdefault(package, []).append(entry.of(name) / start.of(name))
+    return {package: statistics.geometric_mean(ratios) for package, ratios in made.items()}
 
 
 def paired(ratios: Sequence[float]) -> Ratio:

@@ -66,17 +66,28 @@ def test_an_exponent_has_the_interval_of_its_slope():
     assert high - low == pytest.approx(2 * 1.96 * 0.3 / np.log(sizes).std() / math.sqrt(len(sizes)), rel=0.1)
 
 
-def test_lessons_are_three_sentences_with_intervals_that_decide_them(entries):
+def test_lessons_are_three_and_the_cards_decide_them(entries):
     lessons = atlas.lessons(entries)
     assert len(lessons) == 3
     receptors = [entry for entry in entries if entry.family == "receptors"]
-    groups = [
-        atlas.group(receptors, lambda entry, kind=kind: entry.kind == kind, "worst layer")
-        for kind in ("trained", "random twin")
+
+    def groups(name):
+        kinds = ("trained", "random twin")
+        return [atlas.group(receptors, lambda entry, kind=kind: entry.kind == kind, name) for kind in kinds]
+
+    layer, whole, noise = (atlas.ratio(*groups(name)) for name in ("worst layer", "whole worst", "whole typical"))
+    assert str(layer) in lessons[0]
+    assert min(groups("worst layer")[0]) > max(groups("worst layer")[1])  # "whatever their objective"
+    trained = [entry for entry in receptors if entry.training == "trained: contrastive"]
+    twins = [entry for entry in receptors if entry.kind == "random twin"]
+    slopes = [
+        atlas.power([x.card.sizes["width"] for x in some], [x.of("worst layer") for x in some])
+        for some in (trained, twins)
     ]
-    assert atlas.ratio(*groups).low > 1
-    assert atlas.paired(list(atlas.others(entries, "worst layer").values())).low > 1
-    assert min(groups[0]) > max(groups[1])  # "whatever their objective"
+    assert slopes[0][1] > slopes[1][2]  # "only through training"
+    assert 1 < noise.value < whole.value < layer.value
+    assert whole.high < layer.low
+    assert noise.high < whole.low
 
 
 def test_tokens_of_receptors_are_embedded_as_the_package_does():
