@@ -11,9 +11,11 @@ import pytest
 import torch
 
 import howsmooth as hs
+from howsmooth.certificates.proofs import _claim
+from howsmooth.certificates.remainder_table import RemainderTable
 from howsmooth.check import check_proof
 from howsmooth.check.balls import ball
-from howsmooth.check.certificates import STAGES, Network, Word, check_certificate
+from howsmooth.check.certificates import STAGES, Network, QuadraticImages, Word, check_certificate
 from howsmooth.check.outcomes import Refuted
 from howsmooth.errors import AssumptionError
 from howsmooth.maps import MLP, Attention, Chain, LayerNorm, Pooling, Residual
@@ -59,7 +61,22 @@ def test_a_certificate_is_checked(causal, tmp_path):
     (outcome,) = outcomes(proof, certificate.classifier, tmp_path)
     assert outcome.status == "checked"
     (claim,), (radius,) = proof["claims"], certificate.radii
-    assert 0.5 * radius.certified < claim["radius"] <= radius.certified
+    assert claim["order"] == 2
+    assert 0.98 * radius.certified < claim["radius"] <= radius.certified
+
+
+def test_the_first_order_alone_is_checked_and_proves_less():
+    certificate, proof = saved()
+    table = RemainderTable(certificate.classifier, certificate.embeddings, single=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("howsmooth.certificates.proofs.second_order_affordable", lambda *_: False)
+        claim = _claim(certificate, table, (0,), certificate.radii[0].certified)
+    assert claim["order"] == 1
+    assert claim["radius"] < 0.98 * proof["claims"][0]["radius"]
+    steps = steps_of(certificate.classifier)
+    check_certificate(steps, claim, {})
+    with pytest.raises(Refuted):  # the remainders of one order are not those of the other
+        check_certificate(steps, {**proof["claims"][0], "order": 1}, {})
 
 
 def test_several_words_together(tmp_path):
@@ -77,8 +94,9 @@ def test_a_word_of_the_reviews(tmp_path):
     assert outcome.status == "checked"
 
 
+@pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("place", [0, 1, 3, 6])
-def test_remainders_are_never_exceeded(place):
+def test_remainders_are_never_exceeded(place, order):
     # the stage alone, moved along three random columns by a radius: a slow oracle of its formula
     f, _X = classifier(causal=True)
     step = steps_of(f)[place]
@@ -96,6 +114,14 @@ def test_remainders_are_never_exceeded(place):
         moved = torch.stack([alone(X + torch.einsum("r,rnd->nd", x, columns)) for x in xi]) - alone(X)
         first = torch.einsum("br,rnd->bnd", xi, torch.from_numpy(leaving.mid[0]))
         remainder = (moved - first).numpy()
+        if order == 2:
+            over = QuadraticImages(3)
+            forms = (ball(stage.forms(entering, over)) * eps**2).upper
+            bounds = stage.third_order((ball(norms[0]) * eps).upper, 1e-3 * eps * norms[0], forms)
+            H = stage.second_order(entering, over).mid[0][over.place]
+            remainder -= np.einsum("ba,bc,acnd->bnd", xi, xi, H)
+            if eps == 1e-2:  # what is left is of third order
+                assert np.abs(remainder).max() < 0.1 * np.abs((moved - first).numpy()).max()
         # the support of every remainder in random directions is at most that of the claimed set
         for test in np.random.default_rng(0).standard_normal((20, *remainder.shape[1:])):
             reach, begun = 0.0, 0
@@ -145,6 +171,7 @@ def test_what_is_no_number_is_never_a_proof(bad, tmp_path):
     certificate, proof = saved()
     for change in (
         lambda claim: claim.update(radius=bad),
+        lambda claim: claim.update(order=bad),
         lambda claim: claim.update(moved=bad),
         lambda claim: claim.update(rivals=bad),
         lambda claim: claim.update(predicted=bad),

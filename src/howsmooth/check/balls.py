@@ -65,6 +65,10 @@ class BallArray:
         """Return the entries in another shape."""
         return BallArray(self.mid.reshape(*shape), self.rad.reshape(*shape))
 
+    def moved(self, axis: int, to: int) -> "BallArray":
+        """Move an axis to another place."""
+        return BallArray(np.moveaxis(self.mid, axis, to), np.moveaxis(self.rad, axis, to))
+
     def __neg__(self) -> "BallArray":
         return BallArray(-self.mid, self.rad)
 
