@@ -137,6 +137,16 @@ def concatenated(parts: list[BallArray], axis: int) -> BallArray:
     return BallArray(np.concatenate([x.mid for x in parts], axis), np.concatenate([x.rad for x in parts], axis))
 
 
+def product_by_lengths(a: BallArray, b: BallArray) -> BallArray:
+    """Return a product of matrices at the cost of one: radii are products of the lengths of rows and columns."""
+    k = a.shape[-1]
+    gamma = k * UNIT / (1 - k * UNIT) * RAISED
+    rows, row_radii = (length(ball(x)).upper[..., :, None] for x in (a.mid, a.rad))
+    columns, column_radii = (length(ball(x), -2).upper[..., None, :] for x in (b.mid, b.rad))
+    rad = rows * (column_radii + gamma * columns) + row_radii * (columns + column_radii)
+    return BallArray(a.mid @ b.mid, _raised(rad, k))
+
+
 def length(x: BallArray, axis: int = -1) -> BallArray:
     """Return Euclidean lengths along an axis."""
     return (x * x).sum(axis).sqrt()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from howsmooth.check.attention import check_lower
+from howsmooth.check.boxes import check_verdict
 from howsmooth.check.certificates import Network, check_certificate
 from howsmooth.check.counterexamples import check_counterexample
 from howsmooth.check.outcomes import CannotCheck, CheckOutcome, Refuted, listed
@@ -67,6 +68,8 @@ def _checked(steps: list[Any], claim: dict[str, Any], networks: dict[bytes, Netw
                 check_certificate(steps, claim, networks)
             elif kind == "counterexample":
                 check_counterexample(steps, claim)
+            elif kind == "verdict":
+                check_verdict(steps, claim)
             elif not isinstance(kind, str) or kind not in CHECKS:
                 raise CannotCheck(f"claims of the kind {kind!r} are not known here")
             elif [step.kind for step in steps] != ["attention"]:
@@ -92,6 +95,8 @@ def in_words(claim: dict[str, Any]) -> str:
         return f"class {claim.get('predicted')} wins over {rivals} while tokens {moved} move by {claim.get('radius')}"
     if kind == "counterexample":
         return "an input of the box has an unsafe output"
+    if kind == "verdict":
+        return "no input of the box has an unsafe output"
     tokens = claim.get("tokens")
     n = claim.get("n", len(tokens) if isinstance(tokens, list) else None)
     ball = "" if claim.get("radius") is None else f" in the ball of radius {claim['radius']}"
