@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from flint import arb
 
 from howsmooth.check.attention import AttentionAt
 from howsmooth.check.balls import BallArray, ball, concatenated, product_by_lengths, semidefinite
@@ -287,8 +286,7 @@ class AttentionOnBox:
         moved = [(columns @ matrix).moved(0, -1) for matrix in at.projections]  # h, n, e, r
         self.dq, self.dk, self.dv = moved
         r = columns.shape[0]
-        k, q = at.k.reshape(self.heads, 1, self.n, -1), at.q.reshape(self.heads, self.n, 1, -1)
-        a = (k @ self.dq).reshape(self.heads, self.n, self.n, r)
+        a = (at.k.reshape(self.heads, 1, self.n, -1) @ self.dq).reshape(self.heads, self.n, self.n, r)
         keys = self.dk.moved(1, -1).reshape(self.heads, self.dk.shape[2], -1)  # h, e, r·n
         a = a + (at.q @ keys).reshape(self.heads, self.n, r, self.n).moved(-1, 2)
         mean = at.P.reshape(self.heads, self.n, 1, self.n) @ a
@@ -485,7 +483,7 @@ def _sides(leaf: dict[str, Any], count: int) -> list[tuple[int, float, float]]:
 
 
 def covers(leaves: list[dict[int, float]]) -> bool:
-    """Tell whether some parts, each given by the sides of some units, are the leaves of a tree: together, everything."""
+    """Tell whether some parts, each given by the sides of some units, are the leaves of a tree: all of the box."""
     left = [leaves]
     while left:
         part = left.pop()

@@ -47,7 +47,7 @@ FIRST = LinearImages()
 
 
 class QuadraticImages(LinearImages):
-    r"""Quadratic images :math:`H(\xi,\xi)` of the unit ball of r numbers; columns are :math:`H(a,b)`, :math:`a\le b`."""
+    r"""Quadratic images :math:`H(\xi,\xi)` of the unit ball of r numbers; columns are H(a, b), :math:`a\le b`."""
 
     def __init__(self, r: int) -> None:
         self.a, self.b = np.triu_indices(r)
@@ -67,7 +67,7 @@ class QuadraticImages(LinearImages):
         return self._bounded(columns).reshape(1, *columns.shape[2:-1])
 
     def _bounded(self, columns: BallArray) -> Array:
-        _one, pairs, *more, m = columns.shape
+        pairs, m = columns.shape[1], columns.shape[-1]
         flat, found, r = columns.reshape(pairs, -1, m), list[Array](), len(self.place)
         at_once = max(1, AT_ONCE // (r * r * m))
         for begun in range(0, flat.shape[1], at_once):
@@ -380,7 +380,7 @@ class AttentionRemainder(RemainderBound):
         return [at_tokens(ball(np.broadcast_to(self.at.output.mid, (self.n, *self.at.output.shape))))]
 
     def second_order(self, E: BallArray, over: QuadraticImages) -> BallArray:
-        r"""Return :math:`\sum P(v-o)(c+\frac12\ell^2)+\sum P\ell\,V\delta` of every row, behind the output projection."""
+        r"""Return :math:`\sum P(v-o)(c+\frac12\ell^2)+\sum P\ell\,V\delta`, behind the output projection."""
         at = self.at
         dq, dk, dv = (x[0] for x in at.moved(E))
         ell = at.score_change(dq, dk)

@@ -3,7 +3,6 @@
 import time
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
