@@ -18,6 +18,7 @@ import torch
 from reviews import find_reviews, read_reviews
 
 import howsmooth as hs
+from howsmooth.check import check_proof
 
 
 def measured(result: Any, arguments: tuple[Any, ...], model: Any) -> dict[str, Any]:
@@ -27,7 +28,7 @@ def measured(result: Any, arguments: tuple[Any, ...], model: Any) -> dict[str, A
         begun = time.process_time()
         result.save(path, *arguments)
         saved = time.process_time()
-        outcomes = hs.check_proof(path, model)
+        outcomes = check_proof(path, model)
         checked = time.process_time()
         claims = json.loads(path.read_text(encoding="utf-8"))["claims"]
         return {

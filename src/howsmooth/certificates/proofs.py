@@ -40,7 +40,8 @@ def _claim(
     certificate: "Certificate", table: RemainderTable, tokens: tuple[int, ...], certified: float
 ) -> dict[str, Any] | None:
     """Return the claim of some words; none if nothing is proven of them."""
-    moved, found = torch.tensor(tokens), None
+    moved = torch.tensor(tokens)
+    found: dict[str, Any] | None = None
     orders = (2, 1) if second_order_affordable(table, moved) else (1,)
     for order in orders:
         if found is not None and found["radius"] >= SHARES[-1] * certified:

@@ -22,6 +22,7 @@ from flint import arb
 
 from howsmooth.check.attention import AttentionAt, side_by_side
 from howsmooth.check.balls import BallArray, ball, concatenated, length, norms_upper
+from howsmooth.check.float32 import pooling_errors, rounding_errors
 from howsmooth.check.outcomes import CannotCheck, Refuted, listed, number, numbers
 
 Array = Any  # arrays of numpy, and its scalars
@@ -234,6 +235,13 @@ class NormRemainder(RemainderBound):
             found.mid[own, i], found.rad[own, i] = values.mid, values.rad
         return found[None]
 
+    def moved_by(self, tokens: list[int], eps: float) -> Array:
+        """Bound u, w and whole tokens while some of them move by a radius."""
+        moves = np.zeros(self.n)
+        moves[tokens] = eps
+        change = (self.inverse * moves).upper
+        return np.concatenate([change, change, moves])
+
     def turning_remainder(self, tokens: list[int], eps: float, order: int) -> Array:
         """Bound the remainder of words that turn: nothing across; along, what the cosine of the angle has beyond."""
         sine = self.inverse[tokens] * eps
@@ -259,7 +267,7 @@ def _both_signs(*x: arb) -> tuple[arb, ...]:
 
 
 # Value and first three derivatives of an activation, and where the second and the third have their extrema.
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, tuple[Any, ...]] = {
     "gelu": (
         lambda x: x * (-x / arb(2).sqrt()).erfc() / 2,
         _gelu_slope,
@@ -407,7 +415,8 @@ class AttentionRemainder(RemainderBound):
         """Return bounds by their kinds, ``(h, n)`` each and ``(h, n, n)`` for scores."""
         heads, n = self.f.shape[:2]
         rows = (x.reshape(heads, n) for x in np.split(norms[: 6 * heads * n], 6))
-        return RowBounds(*(ball(x) for x in rows), ball(norms[6 * heads * n :].reshape(heads, n, n)))
+        ell = norms[6 * heads * n :].reshape(heads, n, n)
+        return RowBounds(*(ball(x) for x in (*rows, ell)))
 
     def _whole(self, x: "RowBounds") -> Array:
         """Bound the whole remainder of every row of every head."""
@@ -548,9 +557,11 @@ class Network:
         links: Its steps.
     """
 
-    def __init__(self, steps: list[Any], X: Array) -> None:
-        self.links, x, self.n = list[CentreStep](), ball(X), len(X)
+    def __init__(self, steps: list[Any], X: Array, deployed: bool = False) -> None:
+        self.links, x, self.n, self.steps, self.deployed = list[CentreStep](), ball(X), len(X), steps, deployed
+        self.tokens = list[BallArray]()
         for step in steps:
+            self.tokens.append(x)
             if step.kind == "pooling":
                 self.links.append(CentreStep(None, pooling=step.arrays["weights"]))
                 x = self.links[-1].leave(x)
@@ -562,13 +573,17 @@ class Network:
             x = x + stage.value if residual else stage.value
         self.logits = x
         self.stages = {place: link.stage for place, link in enumerate(self.links) if link.stage is not None}
-        self.sources = [self._propagated(place) for place in self.stages]
+        self.sources = {place: self._propagated(place, stage.directions()) for place, stage in self.stages.items()}
+        # rounding errors of a forward pass have all directions
+        behind = [*self.tokens[1:], x] if deployed else []
+        every = [at_tokens(ball(np.tile(np.eye(y.shape[1]), (y.shape[0], 1, 1)))) for y in behind]
+        self.rounded = {place: self._propagated(place, [columns]) for place, columns in enumerate(every)}
 
-    def _propagated(self, place: int) -> tuple[dict[int, Array], BallArray]:
-        """Return the norms of the remainder of one stage at every later one, and its columns at the output."""
+    def _propagated(self, place: int, directions: list[BallArray]) -> tuple[dict[int, Array], BallArray]:
+        """Return the norms of what enters behind a step at every later one, and its columns at the output."""
         norms: dict[int, list[Array]] = {}
         outputs = []
-        for columns in self.stages[place].directions():
+        for columns in directions:
             for later in range(place + 1, len(self.links)):
                 columns = self.step(later, columns, norms.setdefault(later, []))
             outputs.append(columns)
@@ -579,10 +594,12 @@ class Network:
     def step(self, place: int, columns: BallArray, norms: list[Array], over: LinearImages = FIRST) -> BallArray:
         """Propagate columns through one link, and keep the norms of their images."""
         link = self.links[place]
+        lengths = [over.vectors(columns)] if self.deployed else []
         if link.stage is None:
+            norms += lengths
             return link.leave(columns)
         found, image = link.stage.images(columns, over)
-        norms.append(found)
+        norms.append(np.concatenate([found, *lengths], -1))
         return link.leave(columns, image)
 
     def check(self, claim: dict[str, Any]) -> None:
@@ -599,45 +616,95 @@ class Network:
         first = self.links[0].stage
         if not isinstance(first, NormRemainder) or self.links[0].residual:
             raise CannotCheck("the first step must be a norm")
-        tables = list(self.stages)
-        if len(stages) != len(tables):
-            raise Refuted(0, f"there are {len(tables)} stages, and the file has {len(stages)}")
-        columns, bounds, square = first.turned(moving), list[Array](), ball(np.array(eps)) * eps
+        if len(stages) != len(self.stages):
+            raise Refuted(0, f"there are {len(self.stages)} stages, and the file has {len(stages)}")
+        columns, square = first.turned(moving), ball(np.array(eps)) * eps
         over = QuadraticImages(columns.shape[1] if order == 2 else 0)
-        pairs = first.turned_twice(moving, over) if order == 2 else columns
-        for k, place in enumerate(tables):
-            stage, claimed = self.stages[place], numbers(stages[k], "remainders")
-            if k == 0:
+        pairs = first.turned_twice(moving, over) if order == 2 else None
+        arrived = Arrived(self)
+        for place, link in enumerate(self.links):
+            norms: list[Array] = []
+            if place == 0:
+                change = first.moved_by(moving, eps)
                 found = first.turning_remainder(moving, eps, order)
             else:
-                norms: list[Array] = []
                 entering, columns = columns, self.step(place, columns, norms)
-                own = ball(norms[0][0]) * eps
-                later = sum((ball(b) @ self.sources[j][0][place] for j, b in enumerate(bounds)), ball(np.zeros(1)))
-                if order == 1:
-                    found = stage.remainder((own + later).upper, Word(entering, norms[0][0], eps))
-                else:
-                    pairs = self.step(place, pairs, norms, over) + stage.second_order(entering, over)
+                if pairs is not None:
+                    pairs = self.step(place, pairs, norms, over)
+                if not norms:  # pooling, of which nothing is measured
+                    continue
+                own, later = ball(norms[0][0]) * eps, arrived.at(place)
+                if order == 2:
+                    later = later + ball(norms[1][0]) * square
+                change = (own + later).upper
+                stage, images = link.stage, len(change) - len(self.tokens[place].mid) * self.deployed
+                if stage is not None and pairs is None:
+                    found = stage.remainder(change[:images], Word(entering, norms[0][0][:images], eps))
+                elif stage is not None and pairs is not None:
+                    pairs = pairs + stage.second_order(entering, over)
                     forms = (ball(stage.forms(entering, over)) * square).upper
-                    found = stage.third_order(own.upper, (later + ball(norms[1][0]) * square).upper, forms)
-            if found.shape != claimed.shape or not (found <= claimed).all():
-                worst = float(np.max(found - claimed)) if found.shape == claimed.shape else "another shape"
-                raise Refuted(k, f"remainders are not proven to be that small, by {worst}")
-            bounds.append(claimed)
-            for between in range(place + 1, tables[k + 1] if k + 1 < len(tables) else len(self.links)):
-                columns, pairs = self.links[between].leave(columns), self.links[between].leave(pairs)
+                    found = stage.third_order(own.upper[:images], later.upper[:images], forms)
+            if link.stage is not None:
+                claimed = _claimed(stages, list(self.stages).index(place), found, self.deployed)
+                arrived.add(place, claimed)
+            if self.deployed:
+                arrived.add_rounding(place, change)
         for rival in rivals:
             functional = np.zeros((classes, 1))
             functional[predicted], functional[rival] = 1, -1
             margin = (self.logits @ functional).reshape(-1)
             taken = ball(FIRST.scalars((columns @ functional).reshape(*columns.shape[:2]))) * eps
-            if order == 2:
+            if pairs is not None:
                 taken = taken + ball(over.scalars((pairs @ functional).reshape(*pairs.shape[:2], 1))[:, 0]) * square
-            for (_norms, output), b in zip(self.sources, bounds, strict=True):
-                taken = taken + ball(b) @ FIRST.scalars((output @ functional).reshape(*output.shape[:2]))[:, None]
-            left = (margin - taken).lower
+            left = (margin - taken - arrived.of(functional)).lower
             if not (left > 0).all():
                 raise Refuted(len(stages), f"the margin over class {rival} may be used up: {float(left[0])} is left")
+
+
+def _claimed(stages: list[dict[str, Any]], k: int, found: Array, deployed: bool) -> Array:
+    """Return the remainders of a stage that a file claims, if they are at least those found.
+
+    Files know nothing of rounding errors: what is found with them may be larger, and the margin decides.
+    """
+    claimed = numbers(stages[k], "remainders")
+    if deployed and found.shape == claimed.shape:
+        return np.maximum(found, claimed)
+    if found.shape != claimed.shape or not (found <= claimed).all():
+        worst = float(np.max(found - claimed)) if found.shape == claimed.shape else "another shape"
+        raise Refuted(k, f"remainders are not proven to be that small, by {worst}")
+    return claimed
+
+
+class Arrived:
+    """Remainders of the stages so far, and rounding errors of a forward pass: how much of them arrives later."""
+
+    def __init__(self, network: Network) -> None:
+        self.network, self.parts = network, list[tuple[Array, tuple[dict[int, Array], BallArray]]]()
+
+    def add(self, place: int, bounds: Array) -> None:
+        """Add the remainders of a stage."""
+        self.parts.append((bounds, self.network.sources[place]))
+
+    def add_rounding(self, place: int, change: Array) -> None:
+        """Add the rounding errors of a step, whose images and tokens move by at most ``change``."""
+        step, stage, x = self.network.steps[place], self.network.links[place].stage, self.network.tokens[place]
+        T = (length(x) + ball(change[-len(x.mid) :])).upper
+        images = change[: -len(x.mid)]
+        errors = pooling_errors(step, T) if stage is None else rounding_errors(stage, step, T, images)
+        if not np.isfinite(errors).all():
+            raise Refuted(place, "the rounding errors of a forward pass have no bound")
+        self.parts.append((errors, self.network.rounded[place]))
+
+    def at(self, place: int) -> BallArray:
+        """Return how far all of them move the images of a step."""
+        return sum((ball(b) @ norms[place] for b, (norms, _output) in self.parts), ball(np.zeros(1)))
+
+    def of(self, functional: Array) -> BallArray:
+        """Return how far all of them move a functional of the output."""
+        found = ball(np.zeros(1))
+        for b, (_norms, output) in self.parts:
+            found = found + ball(b) @ FIRST.scalars((output @ functional).reshape(*output.shape[:2]))[:, None]
+        return found
 
 
 def _filled(x: BallArray, width: int) -> BallArray:
@@ -657,13 +724,16 @@ def _places(claim: dict[str, Any], name: str, count: int) -> list[int]:
     return found
 
 
-def check_certificate(steps: list[Any], claim: dict[str, Any], networks: dict[bytes, Network]) -> None:
+def check_certificate(
+    steps: list[Any], claim: dict[str, Any], networks: dict[bytes, Network], deployed: bool = False
+) -> None:
     """Check that one class stays ahead of others while the embeddings of some words move, together by a radius.
 
     Args:
         steps: The classifier, from embeddings to logits.
         claim: The claim.
         networks: What was computed at the embeddings of other claims.
+        deployed: Whether the margin also covers the rounding errors of a forward pass in single precision.
 
     Raises:
         Refuted: With the stage whose remainders are larger than claimed, or whose sum uses the margin up.
@@ -673,5 +743,5 @@ def check_certificate(steps: list[Any], claim: dict[str, Any], networks: dict[by
     if X.ndim != 2 or any(step.kind not in (*STAGES, "pooling") for step in steps):
         raise CannotCheck("a certificate is about embeddings, one row for each token, and known steps")
     if X.tobytes() not in networks:
-        networks[X.tobytes()] = Network(steps, X)
+        networks[X.tobytes()] = Network(steps, X, deployed)
     networks[X.tobytes()].check(claim)
