@@ -21,16 +21,17 @@ CHAIN_ROOM = 3e-4
 SHARES = (1.0, 0.998, 0.995, 0.99, 0.98, 0.95, 0.9)
 
 
-def save_certificate(path: str | os.PathLike[str], certificate: "Certificate") -> None:
+def save_certificate(path: str | os.PathLike[str], certificate: "Certificate", share: float) -> None:
     """Write the radii of all words of a certificate, each by the order that proves more of it."""
+    if not 0 < share <= 1:
+        raise AssumptionError(f"share must be above 0 and at most 1, got {share}.", field="share")
     if certificate.metric != "total":
         raise AssumptionError(f"proof files know the metric total, got {certificate.metric!r}.", field="metric")
     table = RemainderTable(certificate.classifier, certificate.embeddings, single=False)
     if table.has_relu:
         raise AssumptionError("proof files know smooth activations, and this classifier has ReLUs.")
-    claims = [
-        claim for radius in certificate.radii if (claim := _claim(certificate, table, radius.tokens, radius.certified))
-    ]
+    found = (_claim(certificate, table, radius.tokens, share * radius.certified) for radius in certificate.radii)
+    claims = [claim for claim in found if claim is not None]
     if not claims:
         raise AssumptionError("no word of this certificate has a radius that can be saved.")
     write_proof(path, certificate.classifier, claims)
