@@ -94,21 +94,20 @@ class Certificate:
             }
         )
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, share: float = 1.0) -> None:
         """Write a proof file: for every word, the chain of remainders from its embedding to the logits.
-
-        Files hold what Theorem 11 proves without exact second orders, so that their radii are smaller than
-        ``certified``, by a fifth or so.
 
         Args:
             path: A ``.json`` file.
+            share: The share of every certified radius that is claimed. A smaller one leaves a part of the margin to
+                the rounding errors of a deployed network.
 
         Raises:
             AssumptionError: If the metric is not ``total``, or the classifier holds what files do not know.
         """
         from howsmooth.certificates.proofs import save_certificate
 
-        save_certificate(path, self)
+        save_certificate(path, self, share)
 
     def to_frame(self) -> Any:
         """Return the radius of every word as a DataFrame of pandas."""
