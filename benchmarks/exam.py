@@ -22,7 +22,7 @@ PUBLISHED = 79  # proven by alpha-beta-CROWN in 2023, of both networks together
 SECONDS = 100.0
 # How second orders were bounded where the Taylor model alone decides; later ways stand on the last of these.
 LEVELS = ("boxes, a form for the margin", "+ forms of scores and units", "+ forms of queries, keys and values")
-ATTACK_STARTS, ATTACK_STEPS = 50, 60  # against every proven instance: ten times what verify tries
+ATTACK_STARTS, ATTACK_STEPS = 20, 40  # against every proven instance: ten times what verify tries
 
 
 def instances(folder: Path, every: int, only: str) -> list[tuple[Path, Path]]:
@@ -54,22 +54,29 @@ def small_instance() -> tuple[hs.maps.Chain, hs.verification.Property]:
 
 
 def attacked(network: Any, wanted: hs.verification.Property) -> float:
-    """Return how far an attack with many starts gets into the unsafe sets: above zero, the property does not hold."""
-    generator = torch.Generator().manual_seed(1)
+    """Return how far attacks get into the unsafe sets: above zero, the property does not hold.
+
+    A short attack on every set says which two are nearest; these are attacked from many starts.
+    """
     embedding, rest = network.maps[0], hs.maps.Chain(*network.maps[1:])
     lower, upper = wanted.lower.flatten().double(), wanted.upper.flatten().double()
     centre, half = (upper + lower) / 2, (upper - lower) / 2
-    best = -torch.inf
-    for A, b in wanted.unsafe:
-        xi = torch.rand(ATTACK_STARTS, len(centre), dtype=torch.float64, generator=generator) * 2 - 1
-        for step in range(ATTACK_STEPS):
+    generator = torch.Generator().manual_seed(1)
+
+    def depth(A: torch.Tensor, b: torch.Tensor, starts: int, steps: int) -> float:
+        xi, best = torch.rand(starts, len(centre), dtype=torch.float64, generator=generator) * 2 - 1, -torch.inf
+        for step in range(steps):
             xi = xi.detach().requires_grad_()
             tokens = embedding((centre + half * xi).unflatten(-1, embedding.weight.shape[2:]))
             inside = (rest(tokens).flatten(-2) @ A.double().mT - b.double()).amin(-1)
             best = max(best, float(inside.detach().max()))
             (gradient,) = torch.autograd.grad(inside.sum(), xi)
-            xi = (xi.detach() + 0.5 * (1 - step / ATTACK_STEPS) * gradient.sign()).clamp(-1, 1)
-    return best
+            xi = (xi.detach() + 0.5 * (1 - step / steps) * gradient.sign()).clamp(-1, 1)
+        return best
+
+    reached = {k: depth(A, b, 2, 10) for k, (A, b) in enumerate(wanted.unsafe)}
+    nearest = sorted(reached, key=lambda k: -reached[k])[:2]
+    return max(depth(*wanted.unsafe[k], ATTACK_STARTS, ATTACK_STEPS) for k in nearest)
 
 
 def judged(network: Any, wanted: Path, seconds: float) -> dict[str, Any]:
