@@ -82,11 +82,15 @@ class MarginFunction:
 
 @dataclass(frozen=True)
 class SplitOutcome:
-    """What splitting found: whether the least value is positive, a bound on it, and how many nodes that took."""
+    """What splitting found: whether the least value is positive, a bound on it, and how many nodes that took.
+
+    Leaves are nodes with a positive bound: their slopes, multipliers and sides.
+    """
 
     positive: bool
     lower: float
     nodes: int
+    leaves: tuple[tuple[Tensor, Tensor, Tensor], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +113,7 @@ def split(units: BentUnits, objective: MarginFunction, deadline: float) -> Split
     start = (units.upper / (units.upper - units.lower))[None]
     nodes = _Nodes(start, torch.zeros_like(start), torch.zeros_like(start))
     lower, nodes = _ascend(units, objective, nodes, FIRST_STEPS)
-    queue = [(float(lower[0]), 0, nodes, 0)]
+    queue, leaves = [(float(lower[0]), 0, nodes, 0)], list[tuple[Tensor, Tensor, Tensor]]()
     count = 1
     while queue and not queue[0][0] > 0:
         if time.monotonic() > deadline:
@@ -126,9 +130,12 @@ def split(units: BentUnits, objective: MarginFunction, deadline: float) -> Split
         for k, value in enumerate(lower.tolist()):
             if not value > 0:
                 heapq.heappush(queue, (value, count + k, children, k))
+            else:
+                leaves.append((children.alpha[k], children.beta[k], children.side[k]))
         count += len(lower)
     worst = queue[0][0] if queue else 0.0
-    return SplitOutcome(not queue or worst > 0, worst, count)
+    leaves += [(some.alpha[k], some.beta[k], some.side[k]) for value, _place, some, k in queue if value > 0]
+    return SplitOutcome(not queue or worst > 0, worst, count, tuple(leaves))
 
 
 def _bound(units: BentUnits, objective: MarginFunction, nodes: _Nodes) -> tuple[Tensor, Tensor, Tensor]:
