@@ -15,12 +15,9 @@ import numpy as np
 
 from howsmooth.errors import AssumptionError
 from howsmooth.files import whole
+from howsmooth.rounding import PROOF_ROOM
 
 FORMAT = "howsmooth proof 1"
-# A file claims so much less than the result, as a share of it: room for the rounding errors of whoever checks it.
-ROOM = 1e-8
-# Norms in a file are larger by this share, so that a factorisation in floats can prove them.
-NORM_ROOM = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,5 +147,5 @@ def lower_claim(f: Any, tokens: Any, direction: Any, attained: float, radius: fl
     if not math.isfinite(there) or not there >= attained * (1 - 1e-5):
         raise AssumptionError(f"the stored direction attains {there}, less than {attained}: there is nothing to save.")
     domain = {} if radius is None else {"radius": float(radius)}
-    value = min(there, float(attained)) * (1 - ROOM)
+    value = min(there, float(attained)) * (1 - PROOF_ROOM)
     return {"kind": "lower", "value": value, **domain, "tokens": X.tolist(), "direction": E.tolist()}

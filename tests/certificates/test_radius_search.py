@@ -16,8 +16,9 @@ from howsmooth.certificates.radius_search import LARGEST_RADIUS, Proof, Rivals, 
 from howsmooth.certificates.remainder_table import RemainderTable
 from howsmooth.certificates.sentence_certifier import Radius, SentenceCertifier
 from howsmooth.certificates.stages import FirstOrder, SmoothStage
-from howsmooth.certificates.word_perturbation import ROUNDING, SAFETY, WordPerturbation, _outward, times_square
+from howsmooth.certificates.word_perturbation import WordPerturbation, _outward, times_square
 from howsmooth.errors import AssumptionError
+from howsmooth.rounding import CHAIN_FACTOR, CHAIN_FLOOR
 
 
 def network(rng, activation="tanh", norm=True):
@@ -37,16 +38,18 @@ def test_margins_are_lowered_by_what_the_largest_logit_may_have_lost():
     logits = torch.tensor([1.0, 3.0, -5.0], dtype=torch.float64)
     rivals = Rivals.of(logits)
     assert rivals.functionals.tolist() == [[-1, 1, 0], [0, 1, -1]]
-    assert rivals.margins.tolist() == pytest.approx([2 - 5 * ROUNDING, 8 - 5 * ROUNDING], abs=1e-14)
+    assert rivals.margins.tolist() == pytest.approx([2 - 5 * CHAIN_FLOOR, 8 - 5 * CHAIN_FLOOR], abs=1e-14)
     other = torch.tensor([0.0, 2.0, -9.0], dtype=torch.float64)
-    assert rivals.margins_at(other).tolist() == pytest.approx([2 - 9 * ROUNDING, 11 - 9 * ROUNDING], abs=1e-14)
+    assert rivals.margins_at(other).tolist() == pytest.approx([2 - 9 * CHAIN_FLOOR, 11 - 9 * CHAIN_FLOOR], abs=1e-14)
     assert Rivals.of(logits, [2, 1]).functionals.tolist() == [[0, 1, -1]]
 
 
 def test_sizes_are_widened_by_a_share_of_themselves_and_of_the_largest():
     found = _outward(torch.tensor([0.0, 1.0, 4.0], dtype=torch.float64)).tolist()
-    assert found[0] == pytest.approx(4 * ROUNDING, rel=1e-12, abs=0)
-    assert found[1:] == pytest.approx([SAFETY + 4 * ROUNDING, 4 * SAFETY + 4 * ROUNDING], rel=1e-15, abs=0)
+    assert found[0] == pytest.approx(4 * CHAIN_FLOOR, rel=1e-12, abs=0)
+    assert found[1:] == pytest.approx(
+        [CHAIN_FACTOR + 4 * CHAIN_FLOOR, 4 * CHAIN_FACTOR + 4 * CHAIN_FLOOR], rel=1e-15, abs=0
+    )
 
 
 @pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
@@ -59,7 +62,9 @@ def test_first_orders_at_the_output_are_dual_norms_of_gradients(p, rng):
         ).at_output(m)
         for k in range(2):
             slope = torch.autograd.functional.jacobian(lambda x, k=k: f(torch.stack((X[0], x)))[0] @ m[k], X[1])
-            assert float(first[k]) == pytest.approx(SAFETY * float(torch.linalg.vector_norm(slope, dual)), rel=1e-12)
+            assert float(first[k]) == pytest.approx(
+                CHAIN_FACTOR * float(torch.linalg.vector_norm(slope, dual)), rel=1e-12
+            )
         assert bool(second.any()) == curved
 
 
@@ -86,7 +91,7 @@ def test_remainders_follow_one_from_another(curved, norm, activation, rng):
                 own = stage.third_order_remainder(one, rest, None if inside is None else _outward(eps**2 * inside))
             else:
                 own = stage.remainder(one + rest, FirstOrder(way._first[place], way._columns[place], eps, EUCLIDEAN))
-        found = torch.cat((found, SAFETY * own))
+        found = torch.cat((found, CHAIN_FACTOR * own))
     torch.testing.assert_close(way.remainders(eps), found, rtol=1e-12, atol=0)
     assert way.unit_ranges(eps).keys() == reach.keys()
     for place, sizes in way.unit_ranges(eps).items():

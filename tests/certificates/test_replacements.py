@@ -10,7 +10,7 @@ from draws import gaussian
 
 from howsmooth.certificates.sentence_certifier import SentenceCertifier
 from howsmooth.certificates.synonyms import CombinationSearch, ReplacementPerturbation, Synonyms
-from howsmooth.certificates.word_perturbation import SAFETY
+from howsmooth.rounding import CHAIN_FACTOR
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_the_margin_of_a_hull_is_what_first_orders_and_remainders_leave(search):
     certifier, functionals = search._certifier, search._certifier.rivals.functionals
     hull = ReplacementPerturbation(certifier.table, columns, counts)
     left = hull.remainders(share) @ certifier.table.transfer_to(functionals)
-    margins = certifier.rivals.margins - SAFETY * (share * hull.losses(functionals) + left)
+    margins = certifier.rivals.margins - CHAIN_FACTOR * (share * hull.losses(functionals) + left)
     assert search.margin(kept, share) == pytest.approx(float(margins.min()), rel=1e-13)
     assert float(left.max()) > 1e-6
 

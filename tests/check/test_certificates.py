@@ -256,5 +256,6 @@ def test_other_claims_and_precisions_are_not_deployed(tmp_path):
     hs.bounds.sharp_upper(attention, n=2, radius=1.0).save(tmp_path / "proof.json", attention, n=2, radius=1.0)
     (outcome,) = check_proof(tmp_path / "proof.json", attention, deployed="float32")
     assert outcome.status == "cannot check"
-    with pytest.raises(AssumptionError, match="float32"):
-        check_proof(tmp_path / "proof.json", attention, deployed="float16")
+    (outcome,) = check_proof(tmp_path / "proof.json", attention, deployed="float16")
+    assert outcome.status == "cannot check"
+    assert "float32" in outcome.why

@@ -16,7 +16,8 @@ from howsmooth.check import check_proof
 from howsmooth.check.attention import AttentionAt
 from howsmooth.check.balls import ball
 from howsmooth.errors import AssumptionError
-from howsmooth.proof_files import ROOM, fingerprint, steps_of
+from howsmooth.proof_files import fingerprint, steps_of
+from howsmooth.rounding import PROOF_ROOM
 
 N, R = 6, 1.5
 
@@ -62,8 +63,8 @@ def test_every_bound_of_the_table_is_checked(name, tmp_path):
     claims = json.loads(text)["claims"]
     for bound, claim in zip(found.bounds, claims, strict=True):
         # a lower bound is saved with what its input attains, which may be more
-        assert claim["value"] == pytest.approx(bound.value, rel=2 * ROOM) or claim["kind"] == "lower"
-        assert bound.side != "≥" or claim["value"] >= bound.value * (1 - 2 * ROOM)
+        assert claim["value"] == pytest.approx(bound.value, rel=2 * PROOF_ROOM) or claim["kind"] == "lower"
+        assert bound.side != "≥" or claim["value"] >= bound.value * (1 - 2 * PROOF_ROOM)
     # between largest tokens, for every number of them
     token = hs.bounds.token_upper(f, radius=R)
     token.save(path, f, n=N, radius=R)
@@ -160,9 +161,9 @@ def replaced(proof, path, value):
 def better(claim, before):
     """Whether a claim says more than it did, beyond the room for rounding."""
     if claim["kind"] == "lower":
-        return claim["value"] > before["value"] * (1 + 3 * ROOM) or claim["radius"] < before["radius"]
-    larger = claim["radius"] > before["radius"] * (1 + 3 * ROOM) or (claim["n"] or 0) > (before["n"] or 0)
-    return claim["value"] < before["value"] * (1 - 3 * ROOM) or larger
+        return claim["value"] > before["value"] * (1 + 3 * PROOF_ROOM) or claim["radius"] < before["radius"]
+    larger = claim["radius"] > before["radius"] * (1 + 3 * PROOF_ROOM) or (claim["n"] or 0) > (before["n"] or 0)
+    return claim["value"] < before["value"] * (1 - 3 * PROOF_ROOM) or larger
 
 
 def tampered(proof, rng, count):

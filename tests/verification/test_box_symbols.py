@@ -8,8 +8,9 @@ from torch.testing import assert_close
 from verification.small_networks import gaussian
 
 from howsmooth.maps.affine import Affine
+from howsmooth.rounding import RANGE_SHARE
 from howsmooth.verification import box_symbols
-from howsmooth.verification.box_symbols import ROUNDING, BoxSymbols, _weights
+from howsmooth.verification.box_symbols import BoxSymbols, _weights
 
 
 def corners(size):
@@ -70,12 +71,12 @@ def test_the_range_of_a_linear_function_is_attained_at_a_corner(rng):
     blocks = torch.einsum("bcs,kbs->kbc", symbols.generators, corners(6).unflatten(1, (2, 3))).flatten(1)
     largest = (blocks @ f[:4]).max() + 3.5
     # but for what is added for rounding errors
-    assert_close(symbols.linear_range(f), largest * (1 + ROUNDING), rtol=1e-14, atol=0)
+    assert_close(symbols.linear_range(f), largest * (1 + RANGE_SHARE), rtol=1e-14, atol=0)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_what_rounding_may_take_is_added_on_both_sides(sign, monkeypatch):
-    monkeypatch.setattr("howsmooth.verification.box_symbols.ROUNDING", 0.25)
+    monkeypatch.setattr("howsmooth.verification.box_symbols.RANGE_SHARE", 0.25)
     symbols = BoxSymbols(torch.tensor([[[2.0]]], dtype=torch.float64))
     ends = symbols.quadratic_range(torch.tensor([[[sign * 3.0]]], dtype=torch.float64))
     below, above = ends[::sign]

@@ -209,7 +209,7 @@ def test_many_functionals_are_bounded_as_each_of_them_is(rng, forms, count):
 
 
 def test_margins_are_what_changes_leave_of_the_centre(rng, monkeypatch):
-    monkeypatch.setattr("howsmooth.verification.verdicts.ALLOWANCE", 0.01)  # for rounding errors
+    monkeypatch.setattr("howsmooth.verification.verdicts.MARGIN_SHARE", 0.01)  # for rounding errors
     f = network(rng, layers=1)
     wanted, _points = around(rng, f, 0.3)
     model, readout = _expanded(_Network.of(f, wanted), wanted, 1), f.maps[-1]

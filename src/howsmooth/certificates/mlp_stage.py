@@ -17,14 +17,13 @@ from howsmooth.certificates.stages import FirstOrder, SmoothStage, Stage, at_eve
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.activations import ACTIVATIONS, Activation, known_activation
 from howsmooth.maps.mlp import MLP, GatedMLP
+from howsmooth.rounding import GRID_ERROR
 
 # Activations whose second derivative has a derivative everywhere.
 SMOOTH = frozenset(ACTIVATIONS) - {"relu", "relu_squared"}
 # The grid on which peaks of |φ''| and |φ'''| are looked for. Beyond its ends the activations of neural networks are
 # straight to the last digit, or their curvature decreases.
 GRID_END, GRID_POINTS = 24.0, 2**16
-# An allowance for a peak between two points of the grid (h²/8 times two more derivatives, at most) and for rounding.
-GRID_ERROR = 1e-5
 # At most this many pairs of columns are multiplied at once.
 PAIRS = 2**10
 

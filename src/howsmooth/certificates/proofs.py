@@ -11,13 +11,11 @@ from howsmooth.certificates.radius_search import Proof, Rivals, second_order_aff
 from howsmooth.certificates.remainder_table import RemainderTable
 from howsmooth.errors import AssumptionError
 from howsmooth.proof_files import write_proof
+from howsmooth.rounding import CHAIN_ROOM
 
 if TYPE_CHECKING:
     from howsmooth.certificates.certify import Certificate
 
-# Remainders of a file are larger by this share, from stage to stage: room for the balls of a checker, whose radii grow
-# with every layer. Radii are lowered in turn until the margin suffices.
-CHAIN_ROOM = 3e-4
 SHARES = (1.0, 0.998, 0.995, 0.99, 0.98, 0.95, 0.9)
 
 

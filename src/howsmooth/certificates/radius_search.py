@@ -11,8 +11,9 @@ from torch import Tensor
 
 from howsmooth.certificates.image_norms import UnitBall
 from howsmooth.certificates.remainder_table import RemainderTable, Slack
-from howsmooth.certificates.word_perturbation import ROUNDING, WordPerturbation, times_square
+from howsmooth.certificates.word_perturbation import WordPerturbation, times_square
 from howsmooth.errors import AssumptionError
+from howsmooth.rounding import CHAIN_FLOOR
 
 # Radii are known up to this share of themselves.
 RTOL = 2e-4
@@ -63,7 +64,7 @@ class Rivals:
 
 def _lowered(functionals: Float[Tensor, "rivals classes"], logits: Float[Tensor, " classes"]) -> Tensor:
     # A margin is a difference of logits: its rounding error is that of the largest of them.
-    return functionals @ logits - ROUNDING * logits.abs().max()
+    return functionals @ logits - CHAIN_FLOOR * logits.abs().max()
 
 
 def second_order_affordable(table: RemainderTable, tokens: Tensor) -> bool:

@@ -7,6 +7,7 @@ from torch import Tensor
 from howsmooth.certificates.mlp_stage import MLPStage
 from howsmooth.certificates.stages import FirstOrder, matrix_root
 from howsmooth.maps.mlp import MLP
+from howsmooth.rounding import LINE_SHARE, LINE_TERMS
 
 # The axes of units whose kink is out of reach, in squares and relative to the largest.
 SMALLEST_AXIS = 0.02
@@ -77,7 +78,7 @@ def line_error(y: Tensor, slope: Tensor, offset: Tensor, s: Tensor) -> Tensor:
     errors = [((y + t).relu() - y.relu() - slope * t - offset).abs() for t in (-s, s, kink)]
     # A straight unit along its own line has no error; elsewhere the rounding error of the differences is added.
     straight = (y.abs() >= s) & (slope == (y > 0).to(slope.dtype)) & (offset == 0)
-    found = torch.stack(errors).amax(0) * (1 + 1e-12) + 1e-15 * (y.abs() + s + offset.abs())
+    found = torch.stack(errors).amax(0) * (1 + LINE_SHARE) + LINE_TERMS * (y.abs() + s + offset.abs())
     return torch.where(straight, 0.0, found)
 
 

@@ -28,13 +28,11 @@ from howsmooth.maps.composition import linearised
 from howsmooth.maps.mlp import MLP, GatedMLP
 from howsmooth.maps.norms import Norm
 from howsmooth.maps.protocols import Map
+from howsmooth.rounding import ERROR_FACTOR, PROBES, SINGLE_SHARE
 
 MEMORY = 2**30
 # Tables of more numbers are computed in single precision: this many take about half a minute in double precision.
 DOUBLE_PRECISION = 2**32
-# The allowance for single precision: a share of each norm, and a multiple of the errors of random sums of its columns.
-# The probability that all PROBES sums have errors so much below that of the columns is 4e-9.
-SINGLE_SHARE, ERROR_FACTOR, PROBES = 1e-3, 100.0, 4
 # Squares of smaller numbers than this underflow in single precision, or nearly.
 TINY = 1e-17
 

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from howsmooth.certificates.image_norms import SquaredBall, UnitBall
+from howsmooth.rounding import ROOT_SHARE
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +94,7 @@ def matrix_root(W: Float[Tensor, "out hidden"]) -> Float[Tensor, "out out"]:
     unit = W.double() / scale
     values, vectors = torch.linalg.eigh(unit @ unit.mT)
     # An allowance for the rounding error of eigenvalues.
-    lost = 1e-13 * values.abs().amax()
+    lost = ROOT_SHARE * values.abs().amax()
     return (scale * (vectors * (values.clamp_min(0) + lost).sqrt()) @ vectors.mT).to(W.dtype)
 
 

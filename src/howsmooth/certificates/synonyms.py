@@ -19,11 +19,12 @@ from howsmooth.certificates.image_norms import UnitBall
 from howsmooth.certificates.remainder_table import RemainderTable
 from howsmooth.certificates.sentence_certifier import SentenceCertifier
 from howsmooth.certificates.sentences import class_head, classifier_at, label_number, read_sentence
-from howsmooth.certificates.word_perturbation import SAFETY, WordPerturbation
+from howsmooth.certificates.word_perturbation import WordPerturbation
 from howsmooth.errors import AssumptionError
 from howsmooth.models.load import load
 from howsmooth.models.parts.ends import lexicon
 from howsmooth.models.transformer import Transformer
+from howsmooth.rounding import CHAIN_FACTOR
 from howsmooth.tokens.replacements import Words, replacements
 
 # How many combinations are run, at most, and how many at once.
@@ -223,7 +224,7 @@ class CombinationSearch:
         with torch.no_grad():
             word = ReplacementPerturbation(table, columns, counts)
             lost = share * word.losses(functionals) + word.remainders(share) @ table.transfer_to(functionals)
-            return float((rivals.margins - SAFETY * lost).min())
+            return float((rivals.margins - CHAIN_FACTOR * lost).min())
 
     def _columns(self, kept: Mapping[int, Sequence[int]]) -> tuple[Float[Tensor, "r n d"], tuple[int, ...]]:
         """Return one column for each replacement, and how many each word has."""

@@ -20,9 +20,8 @@ from howsmooth.certificates.propagation import propagate
 from howsmooth.certificates.relu_stage import ReLUStage
 from howsmooth.certificates.remainder_table import RemainderTable
 from howsmooth.certificates.stages import FirstOrder, SmoothStage, Stage
+from howsmooth.rounding import CHAIN_FACTOR, CHAIN_FLOOR
 
-# Allowances for the rounding errors of sums of products: a share of each number, and of the largest among them.
-SAFETY, ROUNDING = 1 + 1e-9, 1e-12
 # The square of a larger radius is not a float.
 LARGEST_SQUARED = 1e154
 
@@ -54,15 +53,17 @@ class WordPerturbation:
         """Return how far functionals of the output move by first and by second order, for a radius of one."""
         first = self._ball.scalar_norms(self._output.flatten(2) @ functionals.mT)[0]
         if self._pairs is None:
-            return SAFETY * first, torch.zeros_like(first)
-        return SAFETY * first, SAFETY * self._squares.scalar_norms(self._pairs.flatten(2) @ functionals.mT)[0]
+            return CHAIN_FACTOR * first, torch.zeros_like(first)
+        return CHAIN_FACTOR * first, CHAIN_FACTOR * self._squares.scalar_norms(self._pairs.flatten(2) @ functionals.mT)[
+            0
+        ]
 
     def remainders(self, eps: float) -> Float[Tensor, " groups"]:
         """Bound all remainders, stage after stage, while the input moves by at most ``eps``."""
         found = self._table.X.new_zeros(0)
         for place, stage in self._table.stages.items():
             # Causality: the remainder of a stage depends on those of earlier stages alone.
-            found = torch.cat((found, SAFETY * self._remainder(place, stage, eps, found)))
+            found = torch.cat((found, CHAIN_FACTOR * self._remainder(place, stage, eps, found)))
         return found
 
     def chain(self, eps: float, room: float) -> list[Float[Tensor, " groups"]]:
@@ -152,4 +153,4 @@ def times_square(eps: float, norms: Tensor) -> Tensor:
 
 def _outward(norms: Tensor) -> Tensor:
     """Widen norms by the allowance for rounding."""
-    return SAFETY * norms + ROUNDING * norms.max()
+    return CHAIN_FACTOR * norms + CHAIN_FLOOR * norms.max()

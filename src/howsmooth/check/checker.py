@@ -16,7 +16,6 @@ from howsmooth.check.outcomes import CannotCheck, CheckOutcome, Refuted, listed
 from howsmooth.check.replay import check_local_upper
 from howsmooth.check.upper_bounds import check_upper
 from howsmooth.check.weights import is_array_file, steps_with
-from howsmooth.errors import AssumptionError
 
 FORMAT = "howsmooth proof 1"
 # What remains assumed of every claim.
@@ -45,7 +44,7 @@ def check_proof(
         For each claim an outcome, which is *checked*, *replayed*, *refuted* at a stage, or *cannot check*.
     """
     if deployed not in (None, "float32"):
-        raise AssumptionError(f"deployed must be 'float32', or not given, got {deployed!r}.", field="deployed")
+        return [CheckOutcome("cannot check", str(path), f"deployed must be 'float32', or not given, got {deployed!r}")]
     try:
         claims, steps = _read(path, model)
     except CannotCheck as reason:

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.metrics import Metric, as_metrics, total
+from howsmooth.rounding import DOMAIN_UNITS
 from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.validation import require_finite, require_floating
 
-# Tokens are brought back to so many units in the last place below the radius: rounding leaves them inside.
-ROUNDING_UNITS = 8
 # Tokens nearer to the surface of a ball than this share of its radius lie on it.
 SURFACE = 1e-5
 # What rounding carried outside is shrunk so often before it is given up for the centre.
@@ -112,7 +111,7 @@ class Ball(TensorDataclass):
         """Project every token onto the ball; what lies inside does not move."""
         offset = self._offset(X)
         norm = torch.linalg.vector_norm(offset, dim=-1, keepdim=True)
-        reach = self.radius * (1 - ROUNDING_UNITS * torch.finfo(X.dtype).eps)
+        reach = self.radius * (1 - DOMAIN_UNITS * torch.finfo(X.dtype).eps)
         projected = offset * (reach / norm.clamp_min(torch.finfo(X.dtype).tiny))
         projected = projected if self.centre is None else projected + self.centre.to(X)
         return torch.where(norm <= self.radius, X, projected)
@@ -255,7 +254,7 @@ class Neighbourhood:
         The distance is taken in float64: near a large token, float32 has few numbers within a small ``eps``.
         """
         X = self.X.to(Z.device, torch.float64)
-        within = self.eps * (1 - ROUNDING_UNITS * torch.finfo(Z.dtype).eps)
+        within = self.eps * (1 - DOMAIN_UNITS * torch.finfo(Z.dtype).eps)
         offset = Z.double() - X
         offset = torch.where(self._outside(offset), self.size.nearest(offset, within), offset)
         for attempt in range(1, SHRINKINGS + 1):

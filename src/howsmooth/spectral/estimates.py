@@ -15,7 +15,8 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ContradictionError
 from howsmooth.markup import frame, paragraph, shaded, strict_json, table
-from howsmooth.proof_files import ROOM, lower_claim, write_proof
+from howsmooth.proof_files import lower_claim, write_proof
+from howsmooth.rounding import PROOF_ROOM
 from howsmooth.wording import at_least, at_most, number, percent, rounded
 
 # The number of words in a line of plain text.
@@ -195,7 +196,7 @@ class NormEstimate:
         if self.lower.ndim or X.ndim != 2 or self.direction.shape != X.shape:
             raise AssumptionError("a proof file is about one input, (n, d), and directions of its shape.", field="X")
         lower = lower_claim(f, X, self.direction, float(self.lower), None)
-        upper = float(self.upper) * (1 + ROOM)
+        upper = float(self.upper) * (1 + PROOF_ROOM)
         claim = {"kind": "local upper", "value": upper, "confidence": self.confidence, "tokens": lower["tokens"]}
         write_proof(path, f, [lower, claim])
 

@@ -4,11 +4,10 @@ import sys
 from numbers import Integral, Real
 
 from howsmooth.errors import AssumptionError
+from howsmooth.rounding import SOLVER_UNITS
 
-# Rounding acts like a perturbation of the operator by a few units in the last place; upper bounds include it.
-ROUNDING_UNITS = 8
 # A bracket is as wide as the rounding of its two ends leaves it, and a little wider, so that it can be reached.
-LEAST_WIDTH = 4 * ROUNDING_UNITS
+LEAST_WIDTH = 4 * SOLVER_UNITS
 # Below this probability of error the random start says nothing: 1 − confidence has no digits left in float64.
 LEAST_DOUBT = 1e-15
 # Metrics that are known without torch; the others are looked up.

@@ -15,6 +15,7 @@ from howsmooth.errors import AssumptionError, ConvergenceWarning
 from howsmooth.linear_operators import LinearOperator
 from howsmooth.metrics import Metric, Metrics, as_metrics, total
 from howsmooth.ring_attention import TokenRing
+from howsmooth.rounding import FORWARD_FACTOR, PRODUCT_UNITS, SOLVER_UNITS
 from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
 from howsmooth.spectral.estimates import NormEstimate, SingularValues, Status, gravest
@@ -39,20 +40,16 @@ from howsmooth.spectral.operators import (
     root_share,
     unit,
 )
-from howsmooth.spectral.solver_settings import ROUNDING_UNITS, check_rtol, check_solver
+from howsmooth.spectral.solver_settings import check_rtol, check_solver
 from howsmooth.spectral.stopping import FinishedTriplets, Stopping, least_norm, least_rtol, slack
 from howsmooth.validation import Seed, generator_from, tokens_for
 
-# Both ends are widened by this multiple of the forward rounding: a weight enters each term of the derivative twice.
-FORWARD_FACTOR = 4.0
 # Rounding above this share of rtol triggers float64.
 VISIBLE_SHARE = 0.1
 # Cancellation between heads below this ratio is covered by the forward rounding; above, errors are bounded per head.
 USUAL_HEAD_RATIO = 16.0
 # The cancellation ratio between terms of products that is expected before measuring.
 USUAL_TERM_RATIO = 32.0
-# The rounding error of sums of products, in units in the last place of their terms, where heads cancel.
-PRODUCT_UNITS = 32.0
 # Finished operators are removed from a batch when they are this share of it: copying the rest costs about one product.
 LEAVING_SHARE = 0.2
 # If all starts miss the top singular vector, with less than this probability, products are called inconsistent.
@@ -120,7 +117,7 @@ def local_lipschitz(
     check_settings(op, rtol, chance, max_steps)  # the result has this dtype, whatever measures it
     given, share, visible = op.dtype, widening(op), VISIBLE_SHARE * rtol
     # the part of rtol that is set aside for rounding
-    allowance = min(share + USUAL_TERM_RATIO * ROUNDING_UNITS * torch.finfo(given).eps, visible) if share > 0 else 0.0
+    allowance = min(share + USUAL_TERM_RATIO * SOLVER_UNITS * torch.finfo(given).eps, visible) if share > 0 else 0.0
 
     def bracket(op: LinearOperator, share: float) -> tuple[NormEstimate, tuple[float, float]]:
         inner = rtol - 2.5 * allowance if share <= visible else rtol  # so that the widened bracket has the width rtol
@@ -194,7 +191,7 @@ def _rounding_errors(op: LinearOperator, found: NormEstimate, share: float) -> t
     eps = torch.finfo(op.dtype).eps
     if over_heads > USUAL_HEAD_RATIO:
         share = over_heads * max(share, PRODUCT_UNITS * eps)
-    share += ROUNDING_UNITS * eps * over_terms
+    share += SOLVER_UNITS * eps * over_terms
     shift = op.derivative_rounding
     return share if share < 1 else math.inf, math.inf if math.isnan(shift) else shift
 

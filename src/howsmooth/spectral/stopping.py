@@ -7,17 +7,18 @@ import numpy as np
 import torch
 
 from howsmooth.linear_operators import LinearOperator
+from howsmooth.rounding import SOLVER_UNITS
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
 from howsmooth.spectral.estimates import Status
 from howsmooth.spectral.lanczos_upper_bound import exceeds, upper_bound
-from howsmooth.spectral.solver_settings import LEAST_WIDTH, ROUNDING_UNITS
+from howsmooth.spectral.solver_settings import LEAST_WIDTH
 
 Array = np.ndarray
 
 
 def slack(dtype: torch.dtype) -> float:
     """Return the factor by which rounding may have lowered an upper bound."""
-    return 1 + ROUNDING_UNITS * torch.finfo(dtype).eps
+    return 1 + SOLVER_UNITS * torch.finfo(dtype).eps
 
 
 def least_rtol(dtype: torch.dtype) -> float:

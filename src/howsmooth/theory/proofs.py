@@ -8,7 +8,8 @@ from typing import Any
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
-from howsmooth.proof_files import NORM_ROOM, ROOM, lower_claim, write_proof
+from howsmooth.proof_files import lower_claim, write_proof
+from howsmooth.rounding import NORM_ROOM, PROOF_ROOM
 from howsmooth.theory.assumptions import require_attention
 from howsmooth.theory.ball.largest_token import token_upper
 from howsmooth.theory.ball.layer import layer_terms
@@ -76,7 +77,7 @@ def claim_of(bound: Bound, attention: Attention, n: int, radius: float) -> dict[
         "metric": "token" if bound.name == "token_upper" else "total",
         "n": None if bound.name in WITHOUT_LENGTH else int(n),
         "radius": float(radius),
-        "value": bound.value * (1 + ROOM),
+        "value": bound.value * (1 + PROOF_ROOM),
         "heads": way,
         "stages": stages,
     }
@@ -92,11 +93,11 @@ def _stages(bound: Bound, attention: Attention, n: int, radius: float) -> tuple[
     heads = heads_of(attention)
     if bound.name == "sharp_upper":
         value, stages = _together(attention, heads, n, radius)
-        if value <= bound.value * (1 + ROOM / 4):
+        if value <= bound.value * (1 + PROOF_ROOM / 4):
             return "together", stages
     theorem, length = UPPER[bound.name], {} if bound.name in WITHOUT_LENGTH else {"n": n}
     alone = [theorem(attention.head(h), radius=radius, **length).value for h in range(len(heads))]
-    if sum(alone) <= bound.value * (1 + ROOM / 4):
+    if sum(alone) <= bound.value * (1 + PROOF_ROOM / 4):
         return "apart", [{"A": _room(head.norm_A), "WV": _room(head.norm_WV)} for head in heads]
     norms = [{"A": _room(head.norm_A), "V": _room(head.norm_V)} for head in heads]
     return "concatenated", [*norms, {"output": _room(output_norm(heads))}]

@@ -11,6 +11,7 @@ from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.heads import MultiHead
 from howsmooth.metrics import Euclidean, LargestToken, Metric, as_metrics
+from howsmooth.rounding import FORMULA_UNITS
 from howsmooth.theory.assumptions import has_bias_beside_sink, require_size
 from howsmooth.theory.ball.largest_token import token_upper
 from howsmooth.theory.ball.softmax import discrete_lower, discrete_upper, kim_lower, sharp_lower, sharp_upper
@@ -27,8 +28,6 @@ MEASURES: tuple[Theorem, ...] = (sharp_mean_field_upper, mean_field_upper)
 # As published, to compare; about other mechanisms.
 PUBLISHED: tuple[Theorem, ...] = (kim_l2_upper, lipsformer_upper)
 MASKED_MEASURES: tuple[Theorem, ...] = (masked_mean_field_upper,)
-# Rounding of attention in other coordinates, in units for each coordinate.
-ROUNDING_UNITS = 64
 
 
 def table(
@@ -146,7 +145,7 @@ def _isometric(attention: MultiHead, metric: Euclidean) -> tuple[MultiHead, floa
     changed = {name: getattr(attention, name) @ back for name in ("query", "key", "value")}
     bias = None if attention.output_bias is None else attention.output_bias @ forth.mT
     stretch, squeeze = norm_upper(metric.factor), norm_upper(metric.inverse)
-    rounding = ROUNDING_UNITS * attention.d * torch.finfo(torch.float64).eps * stretch * squeeze
+    rounding = FORMULA_UNITS * attention.d * torch.finfo(torch.float64).eps * stretch * squeeze
     moved = dataclasses.replace(attention, **changed, output=blocks, output_bias=bias)
     return moved, stretch * (1 + rounding), rounding
 

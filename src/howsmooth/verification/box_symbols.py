@@ -13,9 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.maps.affine import Affine
+from howsmooth.rounding import RANGE_SHARE
 
-# Sums of products in float64 are off by far less than this share of the sum of their absolute values.
-ROUNDING = 1e-10
 # Products of pairs of generators are kept for all forms where they are at most so many numbers.
 PAIRS = 2**25
 
@@ -96,7 +95,7 @@ class BoxSymbols:
         r"""Return :math:`\max_\xi\langle f,(y,\eta)\rangle = |U^\top f_y|_1+|f_\eta|_1`."""
         flat = f.reshape(-1, f.shape[-1])
         found = [self.coefficients(part).abs().sum(-1) for part in flat.split(512)]
-        return torch.cat(found).reshape(f.shape[:-1]) * (1 + ROUNDING)
+        return torch.cat(found).reshape(f.shape[:-1]) * (1 + RANGE_SHARE)
 
     def quadratic_range(self, H: Float[Tensor, "forms r r"]) -> tuple[Float[Tensor, " forms"], Float[Tensor, " forms"]]:
         r"""Bound quadratic forms: return a, b with :math:`-a\le(y,\eta)^\top H(y,\eta)\le b` on the box.
@@ -136,7 +135,7 @@ class BoxSymbols:
             corner = H[:, base:, base:] * root[:, None] * root[..., None]
             X = torch.cat([torch.cat([X, cross], 2), torch.cat([cross.mT, corner], 2)], 1)
         values = torch.linalg.eigvalsh(X)
-        lost = ROUNDING * torch.linalg.matrix_norm(X)
+        lost = RANGE_SHARE * torch.linalg.matrix_norm(X)
         return (lost - values[:, 0]).clamp_min(0) * total, (values[:, -1] + lost).clamp_min(0) * total
 
 

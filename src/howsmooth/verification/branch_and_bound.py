@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.verification.box_symbols import ROUNDING
+from howsmooth.rounding import RANGE_SHARE
 from howsmooth.verification.relu_relaxation import ReLURelaxation
 from howsmooth.verification.taylor_model import TaylorModel
 
@@ -154,7 +154,7 @@ def _bound(units: BentUnits, objective: MarginFunction, nodes: _Nodes) -> tuple[
         lower = lower + on_units @ units.centre[sel] - on_units.abs() @ units.beyond_linear[sel]
         pixels = pixels + on_units @ units.pixels[sel]
         on_symbols = on_symbols + on_units @ units.earlier[sel]
-    return lower - pixels.abs().sum(1) * (1 + ROUNDING), pixels, on_symbols
+    return lower - pixels.abs().sum(1) * (1 + RANGE_SHARE), pixels, on_symbols
 
 
 def _ascend(units: BentUnits, objective: MarginFunction, nodes: _Nodes, steps: int) -> tuple[Tensor, _Nodes]:

@@ -9,14 +9,13 @@ from howsmooth.errors import AssumptionError
 from howsmooth.maps.composition import leaves as leaves_of
 from howsmooth.maps.norms import Norm
 from howsmooth.maps.protocols import Map
+from howsmooth.rounding import MARGIN_ROOM
 from howsmooth.verification.branch_and_bound import BentUnits, MarginFunction, split
 from howsmooth.verification.properties import Property
 from howsmooth.verification.relu_relaxation import ReLURelaxation
 from howsmooth.verification.taylor_model import TaylorModel
 from howsmooth.verification.verdicts import _expanded, _Margins, _Network
 
-# Margins of a file leave this share of what enters them: room for the balls of a checker.
-MARGIN_ROOM = 1e-6
 # Slopes of lines have so many decimals in a file: any slope proves something, and these prove the same, nearly.
 DECIMALS = 6
 

@@ -17,14 +17,13 @@ from howsmooth.maps.attention import Attention
 from howsmooth.maps.composition import Chain, leaves
 from howsmooth.maps.protocols import Map
 from howsmooth.proof_files import write_proof
+from howsmooth.rounding import BOX_UNITS, MARGIN_SHARE
 from howsmooth.verification.box_symbols import BoxSymbols
 from howsmooth.verification.branch_and_bound import BentUnits, MarginFunction, split
 from howsmooth.verification.network_expansion import LinearStage, expand
 from howsmooth.verification.properties import Property, read_vnnlib
 from howsmooth.verification.taylor_model import TaylorModel
 
-# Of the sum of all magnitudes that enter a margin, as an allowance for its rounding errors.
-ALLOWANCE = 1e-9
 ATTACK_STEPS, ATTACK_STARTS = 20, 4
 # Second orders are bounded by products of ranges; by forms for scores and hidden units; by forms everywhere.
 LEVELS = 3
@@ -271,7 +270,7 @@ def _all_excluded(best: Tensor, place: Tensor) -> bool:
 def _expanded(network: _Network, wanted: Property, level: int) -> TaylorModel:
     centre, half = _box(wanted)
     # the centre and the half-widths are rounded, so that the box they stand for is made a little larger
-    half = half + 4 * torch.finfo(torch.float64).eps * (centre.abs() + half)
+    half = half + BOX_UNITS * torch.finfo(torch.float64).eps * (centre.abs() + half)
     symbols, derivative = BoxSymbols.of(network.embedding, half)
     return expand(network.rest, TaylorModel(symbols, network.tokens(centre), derivative), level)
 
@@ -304,18 +303,18 @@ class _Margins:
             magnitude = magnitude + summands.sum((1, 2))
         magnitude = magnitude + found.below + found.remainder
         return cls(
-            bounds - rows @ model.centre[0] - ALLOWANCE * magnitude,
+            bounds - rows @ model.centre[0] - MARGIN_SHARE * magnitude,
             model.symbols.pixels(linear),
             linear[:, base:],
-            found.below * (1 + ALLOWANCE),
-            found.remainder * (1 + ALLOWANCE),
+            found.below * (1 + MARGIN_SHARE),
+            found.remainder * (1 + MARGIN_SHARE),
         )
 
     @property
     def lower(self) -> Float[Tensor, " rows"]:
         """How far each row is below zero on the whole box."""
         linear = self.pixels.abs().sum(1) + self.units.abs().sum(1)
-        found = self.centre - linear * (1 + ALLOWANCE) - self.second_order - self.remainder
+        found = self.centre - linear * (1 + MARGIN_SHARE) - self.second_order - self.remainder
         return torch.nan_to_num(found, nan=-torch.inf)  # what is no number proves nothing
 
     def objective(self, row: int) -> MarginFunction:

@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.theory.around_input.head_on_ball import PRODUCT, TERM, TINY, HeadOnBall, softmax_jacobian_bounds
+from howsmooth.rounding import PRODUCT, TERM
+from howsmooth.theory.around_input.head_on_ball import TINY, HeadOnBall, softmax_jacobian_bounds
 from howsmooth.theory.around_input.layer_on_ball import LayerAtCentre, Scaled, row_norm, stack_norm
 from howsmooth.theory.at_input.head_at_input import HeadAtInput
 from howsmooth.theory.at_input.layer_errors import outputs

@@ -6,13 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from howsmooth.rounding import LOG_WEIGHT, PRODUCT
 from howsmooth.theory.at_input.head_at_input import HeadAtInput, weighted_pairs
 from howsmooth.theory.linalg.matrix_norms import norm_upper, triangular_factor
 
-# A norm, or a sum of a few products; matrices that were divided by scales; a whole term, sums of thousands of products.
-PRODUCT, SCALED, TERM = 1e-12, 1e-11, 1e-9
-# The logarithm of a weight: the other weights of its row are never taken below 1e-12 of the row.
-LOG_WEIGHT = 2e-12
 # What no denominator is below, and what the growth of a standard deviation is not taken above: distances are less.
 TINY, HUGE = 1e-300, 1e75
 

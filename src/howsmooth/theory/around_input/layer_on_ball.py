@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.theory.around_input.head_on_ball import PRODUCT, HeadOnBall, distances, softmax_jacobian_bounds
+from howsmooth.rounding import PRODUCT
+from howsmooth.theory.around_input.head_on_ball import HeadOnBall, distances, softmax_jacobian_bounds
 from howsmooth.theory.at_input.head_at_input import HeadAtInput
 from howsmooth.theory.at_input.layer_errors import LayerErrorBounds, outputs
 from howsmooth.theory.linalg.eigenvalue_bounds import largest_norms

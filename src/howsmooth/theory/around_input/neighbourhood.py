@@ -13,9 +13,10 @@ from howsmooth.errors import AssumptionError, ConvergenceWarning
 from howsmooth.linear_operators import LinearOperator
 from howsmooth.maps.attention import Attention
 from howsmooth.metrics import Metric, as_metrics
+from howsmooth.rounding import PRODUCT
 from howsmooth.spectral.solvers import local_lipschitz, widening
 from howsmooth.theory.around_input.first_derivative import FirstDerivative
-from howsmooth.theory.around_input.head_on_ball import PRODUCT, TINY, HeadAtCentre, HeadOnBall, distances
+from howsmooth.theory.around_input.head_on_ball import TINY, HeadAtCentre, HeadOnBall, distances
 from howsmooth.theory.around_input.layer_on_ball import LayerAtCentre, LayerOnBall
 from howsmooth.theory.around_input.second_derivative import SecondDerivative
 from howsmooth.theory.assumptions import has_key_norm, require_attention

@@ -22,7 +22,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.theory.around_input.head_on_ball import PRODUCT, SCALED, TERM, TINY, softmax_jacobian_bounds
+from howsmooth.rounding import PRODUCT, SCALED, TERM
+from howsmooth.theory.around_input.head_on_ball import TINY, softmax_jacobian_bounds
 from howsmooth.theory.around_input.layer_on_ball import LayerAtCentre, LayerOnBall, Scaled, row_norm, stack_norm
 from howsmooth.theory.linalg.eigenvalue_bounds import collatz_wielandt, largest_eigenvalues, largest_norms
 

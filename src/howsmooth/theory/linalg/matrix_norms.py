@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from howsmooth.rounding import NORM_UNITS
+
 UNIT = torch.finfo(torch.float64).eps
 # Weights below this are zero: far below the rounding of the largest weight in their row, which is at least 1/n.
 NOTHING = 1e-140
@@ -29,7 +31,7 @@ def matrix_norm(x: Float[Tensor, "a b"]) -> float:
 def norm_upper(x: Float[Tensor, "a b"]) -> float:
     """Bound the largest singular value, its rounding error included."""
     # A Gram matrix sums so many products, and eigenvalues of symmetric matrices move by no more than its error.
-    return matrix_norm(x) * (1 + 8 * sum(x.shape) * torch.finfo(x.dtype).eps)
+    return matrix_norm(x) * (1 + NORM_UNITS * sum(x.shape) * torch.finfo(x.dtype).eps)
 
 
 def product_norm(a: Float[Tensor, "m k"], b: Float[Tensor, "k n"]) -> float:

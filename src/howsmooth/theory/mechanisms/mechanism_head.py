@@ -12,12 +12,10 @@ from torch import Tensor
 
 from howsmooth.errors import DtypeError
 from howsmooth.maps.heads import MultiHead
+from howsmooth.rounding import FORMULA_UNITS
 from howsmooth.theory.assumptions import require_one_map
 from howsmooth.theory.heads import on_cpu
 from howsmooth.theory.linalg.matrix_norms import matrix_norm
-
-# Rounding units for each row or column in a norm, a product or a sum of a few terms.
-UNITS = 64
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,12 +49,12 @@ class MechanismHead:
 
 def coarse_norm(x: Float[Tensor, "a b"]) -> float:
     """Bound the largest singular value, its rounding error included, more generously than ``norm_upper``."""
-    return matrix_norm(x) * (1 + UNITS * sum(x.shape) * torch.finfo(x.dtype).eps)
+    return matrix_norm(x) * (1 + FORMULA_UNITS * sum(x.shape) * torch.finfo(x.dtype).eps)
 
 
 def length_upper(x: Float[Tensor, " a"]) -> float:
     """Bound the length of a vector, its rounding error included."""
-    return float(x.norm()) * (1 + UNITS * x.numel() * torch.finfo(x.dtype).eps)
+    return float(x.norm()) * (1 + FORMULA_UNITS * x.numel() * torch.finfo(x.dtype).eps)
 
 
 def layer_upper(f: Any, each: Callable[[MechanismHead], float]) -> float:
@@ -145,7 +143,7 @@ def three_terms(rows: MechanismAtInput) -> float:
     """Add the value, query and key terms of one head at an input, each widened by its rounding errors."""
     n, eps = len(rows.P), torch.finfo(torch.float64).eps
     # weights, and what moves with them, are wrong by such a share of the largest that they can be
-    error = math.expm1(min(2 * (rows.exponent + n + UNITS) * eps, 700.0)) + UNITS * n * eps
+    error = math.expm1(min(2 * (rows.exponent + n + FORMULA_UNITS) * eps, 700.0)) + FORMULA_UNITS * n * eps
     # Row i: its own token moves all scores of the row; every other token moves one of them.
     query = torch.linalg.matrix_norm(rows.output_gradient.mT @ rows.query_gradient, ord=2)
     largest_gradient = rows.query_gradient.norm(dim=-1).amax(-1)

@@ -12,10 +12,10 @@ from howsmooth.maps.heads import MultiHead
 from howsmooth.maps.mechanisms.counting import EntmaxAttention, SigmoidAttention
 from howsmooth.maps.mechanisms.linear import LinearAttention
 from howsmooth.maps.mechanisms.sinkhorn import SinkhornAttention
+from howsmooth.rounding import FORMULA_UNITS
 from howsmooth.theory.assumptions import require_plain
 from howsmooth.theory.heads import log, on_cpu
 from howsmooth.theory.mechanisms.mechanism_head import (
-    UNITS,
     MechanismAtInput,
     MechanismHead,
     MechanismTheorems,
@@ -120,7 +120,7 @@ def ramapuram_upper(f: Any, X: Float[Tensor, "n d"]) -> Bound:
         slope = rows.P * (1 - rows.P * len(x) / float(len(x) if f.count is None else f.count))
         n, eps = len(x), torch.finfo(torch.float64).eps
         mean = float(x.square().sum(-1).mean())
-        grown = 1 + (rows.exponent + UNITS * n) * eps
+        grown = 1 + (rows.exponent + FORMULA_UNITS * n) * eps
         return coarse_norm(part.B) * n * grown * (float(rows.P.max()) + 2 * float(slope.max()) * part.norm_A * mean)
 
     return upper_bound(log(layer_upper(f, head)), "ramapuram_upper", GIVEN_INPUT, "Ramapuram et al., Theorem 3.2")
@@ -220,7 +220,7 @@ def _entmax_at_input(f: Any, part: MechanismHead, x: Tensor, hidden: Tensor | No
     z = z.clamp_min(-4.0)  # the support ends within one of the largest
     t = z - _threshold(z, f.alpha)
     exponent = 16 * float((part.scale * q @ k.mT).abs().max())
-    if f.alpha == 2 and bool((t.abs() <= n * (exponent + UNITS) * torch.finfo(t.dtype).eps).any()):
+    if f.alpha == 2 and bool((t.abs() <= n * (exponent + FORMULA_UNITS) * torch.finfo(t.dtype).eps).any()):
         return math.inf  # which side of the edge a token is on, rounding cannot tell
     t = t.clamp_min(0)
     # weights t^(1/(α−1)), and their slopes g up to normalisation
@@ -280,7 +280,7 @@ def _spread(P: Tensor, y: Tensor, M: Tensor) -> float:
     centred = y - (P @ y)[:, None]
     moved = centred @ M
     gram = torch.einsum("ij,ijd,ije->ide", P, moved, moved)
-    error = len(P) * UNITS * torch.finfo(y.dtype).eps * float(moved.square().sum(-1).max())
+    error = len(P) * FORMULA_UNITS * torch.finfo(y.dtype).eps * float(moved.square().sum(-1).max())
     return math.sqrt(float(torch.linalg.eigvalsh(gram)[:, -1].max()) + error)
 
 

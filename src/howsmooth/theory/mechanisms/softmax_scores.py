@@ -11,6 +11,7 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.heads import MultiHead
 from howsmooth.maps.mechanisms.softmax_scores import CosineAttention, DifferentialAttention, L2Attention
+from howsmooth.rounding import ROOT_ERROR
 from howsmooth.theory.assumptions import require_length, require_plain
 from howsmooth.theory.heads import log, on_cpu
 from howsmooth.theory.mechanisms.mechanism_head import (
@@ -30,9 +31,6 @@ from howsmooth.theory.mechanisms.mechanism_head import (
     three_terms,
 )
 from howsmooth.theory.results import Bound, upper_bound
-
-# The relative error of a computed root.
-ROOT_ERROR = 1e-12
 
 
 def l2_ball(f: Any, n: int, radius: float) -> float:

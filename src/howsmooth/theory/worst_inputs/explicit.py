@@ -8,10 +8,11 @@ import torch
 from scipy.linalg import eigh_tridiagonal
 from torch import Tensor
 
-from howsmooth.domains.domain import ROUNDING_UNITS, Sphere, in_ball
+from howsmooth.domains.domain import Sphere, in_ball
 from howsmooth.domains.norm_image import HasImage, LayerNormImage, StretchedSphere
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
+from howsmooth.rounding import DOMAIN_UNITS
 from howsmooth.spectral.operators import HALF
 from howsmooth.spectral.solvers import local_lipschitz
 from howsmooth.theory.assumptions import has_key_bias, has_query_bias, require_causal_or_none, require_size
@@ -195,7 +196,7 @@ def measured_at(attention: Attention, tokens: Tensor, name: str, domain: str, fo
     """
     dtype = torch.float32 if attention.dtype in HALF else attention.dtype
     # so many units in the last place below: rounding leaves tokens inside
-    inside = 1 - ROUNDING_UNITS * torch.finfo(dtype).eps
+    inside = 1 - DOMAIN_UNITS * torch.finfo(dtype).eps
     tokens = (inside * tokens).to(dtype)
     generator = torch.Generator().manual_seed(0)
     wide = attention.to(torch.float64, "cpu")
