@@ -483,6 +483,11 @@ def make(model: Model) -> dict[str, Any]:
     return json.loads(dataclasses.replace(found, sizes=sizes).to_json()) | {"atlas": about}
 
 
+def reasons() -> dict[str, str]:
+    """Read why models have no card."""
+    return json.loads(SKIPPED.read_text(encoding="utf-8")) if SKIPPED.exists() else {}
+
+
 def main() -> None:
     """Make the cards that are missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -493,18 +498,17 @@ def main() -> None:
     CARDS.mkdir(parents=True, exist_ok=True)
     HOME.mkdir(exist_ok=True)
     os.chdir(HOME)  # so that no message names a folder of this machine
-    skipped = json.loads(SKIPPED.read_text(encoding="utf-8")) if SKIPPED.exists() else {}
     for model in models():
         file = CARDS / f"{model.name.replace(' ', '-')}.json"
         if options.list:
-            print(f"{model.name}: {'there' if file.exists() else skipped.get(model.name, 'missing')}")
+            print(f"{model.name}: {'there' if file.exists() else reasons().get(model.name, 'missing')}")
             continue
         if options.patterns and not any(fnmatch.fnmatch(model.name, pattern) for pattern in options.patterns):
             continue
         if file.exists() and not options.anew:
             continue
         began = time.process_time()
-        skipped.pop(model.name, None)
+        reason = None
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -513,8 +517,11 @@ def main() -> None:
             print(f"{model.name}: {time.process_time() - began:.0f} s of processor time", flush=True)
         except (SkippedError, HowsmoothError) as error:
             # what is free now is no reason
-            skipped[model.name] = re.sub(r" of memory, and .* free; .*", " of memory", str(error)).rstrip(".")
+            reason = re.sub(r" of memory, and .* free; .*", " of memory", str(error)).rstrip(".")
             print(f"{model.name}: left out: {error}", flush=True)
+        skipped = reasons()  # another process may have written meanwhile
+        skipped.pop(model.name, None)
+        skipped |= {model.name: reason} if reason else {}
         SKIPPED.write_text(json.dumps(skipped, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 

@@ -125,10 +125,12 @@ def lessons(found: Sequence[Entry]) -> list[str]:
     # two pairs have an interval, and one that says nothing
     elsewhere = f", and {paired(list(pairs.values()))} in {len(pairs)} other packages" if len(pairs) > 2 else ""
     return [
-        f"Training is what makes attention rough: in {len(encoders) - len(twins)} encoders of one package, whatever "
-        f"their objective, the worst gain of the least smooth layer is {over_twins(layer)} that of random twins{elsewhere}.",
-        f"Width adds to it only through training: that gain grows like the width to the power "
-        f"{by_width(one_objective)} in the {len(one_objective)} encoders of one objective, and {by_width(twins)} at initial weights.",
+        f"Training is what makes attention rough: in {len(encoders) - len(twins)} encoders of one package, "
+        "whatever their objective, the worst gain of the least smooth layer is "
+        f"{over_twins(layer)} that of random twins{elsewhere}.",
+        "Width adds to it only through training: that gain grows like the width to the power "
+        f"{by_width(one_objective)} in the {len(one_objective)} encoders of one objective, and "
+        f"{by_width(twins)} at initial weights.",
         f"Whole models feel less of it, and noise least: through all layers the worst gain is "
         f"{over_twins('whole worst')} that of the twins, and the gain of random perturbations "
         f"{over_twins('whole typical')}.",
