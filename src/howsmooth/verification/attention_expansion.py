@@ -21,7 +21,8 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
-from howsmooth.verification.box_symbols import ROUNDING, BoxSymbols
+from howsmooth.rounding import RANGE_SHARE
+from howsmooth.verification.box_symbols import BoxSymbols
 from howsmooth.verification.taylor_model import BATCH, ExpandedStage, Forms, TaylorModel
 
 
@@ -208,7 +209,7 @@ class AttentionExpansion(ExpandedStage):
             _sizes(weights.movedim(0, 2), db).movedim(2, 0),
             _sizes(on_heads.movedim(0, 2), torch.einsum("hij,hjvs->hivs", self.P, dv)).movedim(2, 0),
         )
-        return [torch.fmin(x, y * (1 + ROUNDING) + ROUNDING * x) for x, y in zip(sums, every, strict=True)]
+        return [torch.fmin(x, y * (1 + RANGE_SHARE) + RANGE_SHARE * x) for x, y in zip(sums, every, strict=True)]
 
     def _on_symbols(self, symbols: BoxSymbols) -> tuple[Float[Tensor, "h n n s"], Float[Tensor, "h n v s"]]:
         """Return the linear parts of scores and values on all symbols."""
