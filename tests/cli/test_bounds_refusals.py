@@ -88,7 +88,7 @@ REFUSALS = {
     "objects.npz": "never loaded",
     "none.npz": "holds no arrays",
     # keys
-    "several.npz": "'score_matrix', 'value_matrix': name the one for A, as in 'several.npz:",
+    "several.npz": "Name the one for A, as in 'several.npz:score_matrix', or each, as in --weight query=",
     "several.npz:score_matrx": "has no array 'score_matrx'; it holds 'score_matrix', 'value_matrix': did you mean",
     "several.npz:SCORE_MATRIX": "did you mean 'score_matrix'?",
     "several.npz:qqq": "choose one of them",
@@ -201,6 +201,10 @@ def test_a_wrong_call_exits_with_two_and_shows_no_traceback(command, arguments, 
     result = howsmooth(command, "A.npy", *arguments)
     assert (result.code, result.out) == (2, "")
     assert "Traceback" not in result.err
+
+
+def test_several_lengths_where_one_is_meant_are_told(howsmooth):
+    assert "'-n': it must be one whole number." in howsmooth("bounds", "A.npy", "-n", "4,16", "-r", "1").err
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")

@@ -122,15 +122,16 @@ def _choose(names: list[str], path: Path, key: str | None, name: str) -> str:
     if key is None:
         example = f"{path}:{nearest or names[0]}"
         raise FileError(
-            f"{str(path)!r} holds {len(names)} arrays, {_listed(names)}: name the one for {name}, as in {example!r}."
+            f"{str(path)!r} holds {len(names)} arrays, {listed(names)}: name the one for {name}, as in {example!r}."
         )
     if key not in names:
         hint = f"did you mean {nearest!r}?" if nearest else "choose one of them."
-        raise FileError(f"{str(path)!r} has no array {key!r}; it holds {_listed(names)}: {hint}")
+        raise FileError(f"{str(path)!r} has no array {key!r}; it holds {listed(names)}: {hint}")
     return key
 
 
-def _listed(names: list[str], most: int = 12) -> str:
+def listed(names: list[str], most: int = 12) -> str:
+    """Return the names of arrays in a sentence, the first of many."""
     rest = [f"and {len(names) - most} more"] if len(names) > most else []
     return ", ".join([repr(name) for name in names[:most]] + rest)
 

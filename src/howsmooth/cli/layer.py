@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import howsmooth as hs
-from howsmooth.cli.array_files import array_names, is_array_file, read_array, split_source
+from howsmooth.cli.array_files import array_names, is_array_file, listed, read_array, split_source
 from howsmooth.cli.options import OptionDevice, OptionThreads, checked, set_threads
-from howsmooth.errors import AssumptionError, ShapeError, nearest
+from howsmooth.cli.printing import say
+from howsmooth.errors import AssumptionError, FileError, ShapeError, nearest
 from howsmooth.models.loading.names import check_family_name, check_model_name
 from howsmooth.models.map_names import MapName
 from howsmooth.search.mechanisms import MECHANISMS, check_kind, of_kind
@@ -105,6 +106,12 @@ class LayerSource:
         path, key = split_source(self.model)
         names = [] if key is not None else array_names(path)
         known = [name for name in ARRAYS if name in names]
+        if len(names) > 1 and not known and not named:
+            raise FileError(
+                f"{str(path)!r} holds {listed(names)}; a layer has A and V, or query, key, value and output. Name "
+                f"the one for A, as in {f'{path}:{names[0]}'!r}, or each, as in --weight query={path}:{names[0]}.",
+                field="model",
+            )
         # one array, or one that is named, is that of a single head
         return ({name: f"{path}:{name}" for name in known} if known else {"A": self.model}) | named
 
@@ -230,6 +237,8 @@ def _single_head(arrays: "dict[str, Tensor]", causal: bool) -> "Attention":
     A = arrays["A"]
     if A.ndim != 2 or A.shape[0] != A.shape[1]:
         raise ShapeError(f"A must be a square matrix, (d, d), got the shape {tuple(A.shape)}.")
+    if "V" not in arrays:
+        say("No V is given: values are the tokens themselves, V = I; --weight V=FILE gives others.", err=True)
     V = arrays.get("V", torch.eye(len(A), dtype=A.dtype))
     if V.ndim != 2 or V.shape[1] != len(A):
         raise ShapeError(
