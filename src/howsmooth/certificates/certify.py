@@ -197,7 +197,7 @@ def _in_coordinates(
     if not apart < 1e-3:
         raise AssumptionError("the form of the metric is nearly singular; give a larger ridge.", field="metric")
     back = Dense(S.mT)
-    moved = None if module is None else lambda Z: module(back(Z))
+    moved: Any = None if module is None else lambda Z: module(back(Z))
     f = f.to(torch.float64, "cpu")
     # flat, so that a pooling may move before the maps that act on single tokens
     return Chain(back, *(f.maps if isinstance(f, Chain) else (f,))), X.detach().cpu().double() @ R, moved, 1 - apart
