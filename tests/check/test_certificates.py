@@ -11,9 +11,12 @@ import pytest
 import torch
 
 import howsmooth as hs
+from howsmooth.certificates.proofs import _claim
+from howsmooth.certificates.remainder_table import RemainderTable
 from howsmooth.check import check_proof
 from howsmooth.check.balls import ball
-from howsmooth.check.certificates import STAGES, Network, Word, check_certificate
+from howsmooth.check.certificates import STAGES, Network, QuadraticImages, Word, check_certificate
+from howsmooth.check.float32 import rounding_errors
 from howsmooth.check.outcomes import Refuted
 from howsmooth.errors import AssumptionError
 from howsmooth.maps import MLP, Attention, Chain, LayerNorm, Pooling, Residual
@@ -59,7 +62,22 @@ def test_a_certificate_is_checked(causal, tmp_path):
     (outcome,) = outcomes(proof, certificate.classifier, tmp_path)
     assert outcome.status == "checked"
     (claim,), (radius,) = proof["claims"], certificate.radii
-    assert 0.5 * radius.certified < claim["radius"] <= radius.certified
+    assert claim["order"] == 2
+    assert 0.98 * radius.certified < claim["radius"] <= radius.certified
+
+
+def test_the_first_order_alone_is_checked_and_proves_less():
+    certificate, proof = saved()
+    table = RemainderTable(certificate.classifier, certificate.embeddings, single=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("howsmooth.certificates.proofs.second_order_affordable", lambda *_: False)
+        claim = _claim(certificate, table, (0,), certificate.radii[0].certified)
+    assert claim["order"] == 1
+    assert claim["radius"] < 0.98 * proof["claims"][0]["radius"]
+    steps = steps_of(certificate.classifier)
+    check_certificate(steps, claim, {})
+    with pytest.raises(Refuted):  # the remainders of one order are not those of the other
+        check_certificate(steps, {**proof["claims"][0], "order": 1}, {})
 
 
 def test_several_words_together(tmp_path):
@@ -77,8 +95,9 @@ def test_a_word_of_the_reviews(tmp_path):
     assert outcome.status == "checked"
 
 
+@pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("place", [0, 1, 3, 6])
-def test_remainders_are_never_exceeded(place):
+def test_remainders_are_never_exceeded(place, order):
     # the stage alone, moved along three random columns by a radius: a slow oracle of its formula
     f, _X = classifier(causal=True)
     step = steps_of(f)[place]
@@ -96,6 +115,14 @@ def test_remainders_are_never_exceeded(place):
         moved = torch.stack([alone(X + torch.einsum("r,rnd->nd", x, columns)) for x in xi]) - alone(X)
         first = torch.einsum("br,rnd->bnd", xi, torch.from_numpy(leaving.mid[0]))
         remainder = (moved - first).numpy()
+        if order == 2:
+            over = QuadraticImages(3)
+            forms = (ball(stage.forms(entering, over)) * eps**2).upper
+            bounds = stage.third_order((ball(norms[0]) * eps).upper, 1e-3 * eps * norms[0], forms)
+            H = stage.second_order(entering, over).mid[0][over.place]
+            remainder -= np.einsum("ba,bc,acnd->bnd", xi, xi, H)
+            if eps == 1e-2:  # what is left is of third order
+                assert np.abs(remainder).max() < 0.1 * np.abs((moved - first).numpy()).max()
         # the support of every remainder in random directions is at most that of the claimed set
         for test in np.random.default_rng(0).standard_normal((20, *remainder.shape[1:])):
             reach, begun = 0.0, 0
@@ -145,6 +172,7 @@ def test_what_is_no_number_is_never_a_proof(bad, tmp_path):
     certificate, proof = saved()
     for change in (
         lambda claim: claim.update(radius=bad),
+        lambda claim: claim.update(order=bad),
         lambda claim: claim.update(moved=bad),
         lambda claim: claim.update(rivals=bad),
         lambda claim: claim.update(predicted=bad),
@@ -176,3 +204,57 @@ def test_what_files_do_not_know_is_refused(tmp_path):
     g, _X = classifier()
     with pytest.raises(AssumptionError, match="metric total"):
         hs.certify(g, X, word=0, metric="entries").save(tmp_path / "proof.json")
+
+
+@pytest.mark.parametrize("place", [0, 1, 3, 6])
+def test_rounding_errors_of_single_precision_are_never_exceeded(place):
+    # a stage alone, in the float32 of torch, against itself in float64
+    f, _X = classifier(causal=True)
+    step, generator = steps_of(f)[place], torch.Generator().manual_seed(1)
+    rows, alone, largest = 1 if place == 6 else N, f.maps[place], 0.0
+    for size in (1e-2, 1.0, 1e2):
+        X = (size * torch.randn(rows, D, generator=generator, dtype=torch.float64)).float().double()
+        for name, array in step.arrays.items():  # weights that are float32 numbers
+            step.arrays[name] = array.astype(np.float32).astype(np.float64)
+        stage = STAGES[step.kind](step, ball(X.numpy()))
+        norms, _leaving = stage.images(ball(np.zeros((1, 1, rows, D))))
+        bounds = rounding_errors(stage, step, X.norm(dim=1).numpy(), norms[0])
+        wide = alone.to(torch.float32).to(torch.float64)
+        single = alone.to(torch.float32)(X.float()).double()
+        off = (single - wide(X)).norm(dim=1).numpy()
+        assert (off <= bounds).all()
+        largest = max(largest, float((off / bounds).max()))
+    assert largest > 1e-4  # a bound of something
+
+
+def test_the_margin_covers_the_deployed_network():
+    certificate, proof = saved()
+    steps, (claim,) = steps_of(certificate.classifier), proof["claims"]
+    claim = {**claim, "radius": 0.8 * claim["radius"]}
+    network = Network(steps, np.array(claim["tokens"]), deployed=True)
+    network.check(claim)
+    # logits of single precision at moved embeddings are within the errors that are taken off
+    single, wide = certificate.classifier.to(torch.float32), certificate.classifier
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        E = torch.nn.functional.normalize(torch.randn(D, generator=generator, dtype=torch.float64), dim=0)
+        Z = certificate.embeddings.clone()
+        Z[claim["moved"][0]] += claim["radius"] * E
+        assert int(single(Z.float())[0].argmax()) == claim["predicted"] == int(wide(Z)[0].argmax())
+
+
+def test_a_margin_that_rounding_uses_up_is_refuted(monkeypatch):
+    certificate, proof = saved()
+    steps, (claim,) = steps_of(certificate.classifier), proof["claims"]
+    monkeypatch.setattr("howsmooth.check.float32.UNIT", 2.0**-10)
+    with pytest.raises(Refuted):
+        check_certificate(steps, claim, {}, deployed=True)
+
+
+def test_other_claims_and_precisions_are_not_deployed(tmp_path):
+    attention = Attention.random(heads=1, d=2, dtype=torch.float64, seed=0)
+    hs.bounds.sharp_upper(attention, n=2, radius=1.0).save(tmp_path / "proof.json", attention, n=2, radius=1.0)
+    (outcome,) = check_proof(tmp_path / "proof.json", attention, deployed="float32")
+    assert outcome.status == "cannot check"
+    with pytest.raises(AssumptionError, match="float32"):
+        check_proof(tmp_path / "proof.json", attention, deployed="float16")

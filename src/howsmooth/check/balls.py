@@ -65,6 +65,10 @@ class BallArray:
         """Return the entries in another shape."""
         return BallArray(self.mid.reshape(*shape), self.rad.reshape(*shape))
 
+    def moved(self, axis: int, to: int) -> "BallArray":
+        """Move an axis to another place."""
+        return BallArray(np.moveaxis(self.mid, axis, to), np.moveaxis(self.rad, axis, to))
+
     def __neg__(self) -> "BallArray":
         return BallArray(-self.mid, self.rad)
 
@@ -131,6 +135,16 @@ def between(low: Array, high: Array) -> BallArray:
 def concatenated(parts: list[BallArray], axis: int) -> BallArray:
     """Join arrays along an axis."""
     return BallArray(np.concatenate([x.mid for x in parts], axis), np.concatenate([x.rad for x in parts], axis))
+
+
+def product_by_lengths(a: BallArray, b: BallArray) -> BallArray:
+    """Return a product of matrices at the cost of one: radii are products of the lengths of rows and columns."""
+    k = a.shape[-1]
+    gamma = k * UNIT / (1 - k * UNIT) * RAISED
+    rows, row_radii = (length(ball(x)).upper[..., :, None] for x in (a.mid, a.rad))
+    columns, column_radii = (length(ball(x), -2).upper[..., None, :] for x in (b.mid, b.rad))
+    rad = rows * (column_radii + gamma * columns) + row_radii * (columns + column_radii)
+    return BallArray(a.mid @ b.mid, _raised(rad, k))
 
 
 def length(x: BallArray, axis: int = -1) -> BallArray:

@@ -25,6 +25,14 @@ def check(
             help="What it is about: a model, or a .npz or .safetensors file with the arrays of a layer.",
         ),
     ],
+    deployed: Annotated[
+        str | None,
+        typer.Option(
+            "--deployed",
+            metavar="float32",
+            help="Margins of certificates must also cover the rounding errors of a forward pass in float32.",
+        ),
+    ] = None,
     json: OptionJson = False,
 ) -> None:
     """Check a proof file in ball arithmetic, without trusting the program that wrote it.
@@ -38,7 +46,7 @@ def check(
     require_size(proof, "proof", field="proof")
     from howsmooth.check import check_proof
 
-    outcomes = check_proof(proof, model)
+    outcomes = check_proof(proof, model, deployed=deployed)  # type: ignore[arg-type]
     if json:
         print_json([vars(outcome) for outcome in outcomes])
     else:

@@ -8,6 +8,7 @@ multiplier :math:`\beta\ge0`. What is left is linear in :math:`\xi`: its least v
 and :math:`\beta`. So every value that the ascent over them meets is a proven bound.
 """
 
+import functools
 import heapq
 import time
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ class BentUnits:
         place = torch.cat([linear.new_full((int(s.bent.sum()),), k) for k, s in enumerate(layers)])
         return cls(pixels=model.symbols.pixels(linear), earlier=linear[:, base:], layer=place, **fields)
 
-    @property
+    @functools.cached_property
     def layers(self) -> list[Tensor]:
         """The units of every layer, the last layer first."""
         return [(self.layer == k).nonzero().squeeze(-1) for k in self.layer.unique().flip(0)]
@@ -81,11 +82,15 @@ class MarginFunction:
 
 @dataclass(frozen=True)
 class SplitOutcome:
-    """What splitting found: whether the least value is positive, a bound on it, and how many nodes that took."""
+    """What splitting found: whether the least value is positive, a bound on it, and how many nodes that took.
+
+    Leaves are nodes with a positive bound: their slopes, multipliers and sides.
+    """
 
     positive: bool
     lower: float
     nodes: int
+    leaves: tuple[tuple[Tensor, Tensor, Tensor], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +113,7 @@ def split(units: BentUnits, objective: MarginFunction, deadline: float) -> Split
     start = (units.upper / (units.upper - units.lower))[None]
     nodes = _Nodes(start, torch.zeros_like(start), torch.zeros_like(start))
     lower, nodes = _ascend(units, objective, nodes, FIRST_STEPS)
-    queue = [(float(lower[0]), 0, nodes, 0)]
+    queue, leaves = [(float(lower[0]), 0, nodes, 0)], list[tuple[Tensor, Tensor, Tensor]]()
     count = 1
     while queue and not queue[0][0] > 0:
         if time.monotonic() > deadline:
@@ -125,9 +130,12 @@ def split(units: BentUnits, objective: MarginFunction, deadline: float) -> Split
         for k, value in enumerate(lower.tolist()):
             if not value > 0:
                 heapq.heappush(queue, (value, count + k, children, k))
+            else:
+                leaves.append((children.alpha[k], children.beta[k], children.side[k]))
         count += len(lower)
     worst = queue[0][0] if queue else 0.0
-    return SplitOutcome(not queue or worst > 0, worst, count)
+    leaves += [(some.alpha[k], some.beta[k], some.side[k]) for value, _place, some, k in queue if value > 0]
+    return SplitOutcome(not queue or worst > 0, worst, count, tuple(leaves))
 
 
 def _bound(units: BentUnits, objective: MarginFunction, nodes: _Nodes) -> tuple[Tensor, Tensor, Tensor]:
