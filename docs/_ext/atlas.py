@@ -126,9 +126,11 @@ def lessons(found: Sequence[Entry]) -> list[str]:
     elsewhere = f", and {paired(list(pairs.values()))} in {len(pairs)} other packages" if len(pairs) > 2 else ""
     return [
         f"Training is what makes attention rough: in {len(encoders) - len(twins)} encoders of one package, whatever "
-        f"their objective, the worst gain of the least smooth layer is {over_twins(layer)} that of random twins{elsewhere}.",
+        f"their objective, the worst gain of the least smooth layer is {over_twins(layer)} that of random "
+        f"twins{elsewhere}.",
         f"Width adds to it only through training: that gain grows like the width to the power "
-        f"{by_width(one_objective)} in the {len(one_objective)} encoders of one objective, and {by_width(twins)} at initial weights.",
+        f"{by_width(one_objective)} in the {len(one_objective)} encoders of one objective, and {by_width(twins)} at "
+        "initial weights.",
         f"Whole models feel less of it, and noise least: through all layers the worst gain is "
         f"{over_twins('whole worst')} that of the twins, and the gain of random perturbations "
         f"{over_twins('whole typical')}.",
