@@ -197,7 +197,7 @@ def _in_coordinates(
     if not apart < 1e-3:
         raise AssumptionError("the form of the metric is nearly singular; give a larger ridge.", field="metric")
     back = Dense(S.mT)
-    moved = None if module is None else lambda Z: module(back(Z))
+    moved: Any = None if module is None else lambda Z: module(back(Z))
     f = f.to(torch.float64, "cpu")
     # flat, so that a pooling may move before the maps that act on single tokens
     return Chain(back, *(f.maps if isinstance(f, Chain) else (f,))), X.detach().cpu().double() @ R, moved, 1 - apart
@@ -261,8 +261,8 @@ def certify(
         True
     """
     given = as_metrics(metric).input
-    weighted = isinstance(given, Euclidean) and given.factor is not None and given.scale is None
-    p = 2.0 if weighted else norm_in(given.name)
+    weighted = given if isinstance(given, Euclidean) and given.factor is not None and given.scale is None else None
+    p = norm_in(given.name) if weighted is None else 2.0
     began, labels = time.perf_counter(), tuple[str, ...]()
     tokens = tokens if isinstance(tokens, str | Tensor) else torch.as_tensor(np.asarray(tokens))
     groups = None if word is None or isinstance(word, str) else [_places(word)]
@@ -282,8 +282,8 @@ def certify(
         f, X = classifier_at(model, ids, at=at, layer=layer)
         module = module_at(model, ids, at=at, layer=layer)
     shrink = 1.0
-    if weighted:
-        f, X, module, shrink = _in_coordinates(f, X, module, given)
+    if weighted is not None:
+        f, X, module, shrink = _in_coordinates(f, X, module, weighted)
     # One table for all words of the sentence.
     certifier = SentenceCertifier(f, X, rivals=classes, label=expected)
     groups = [(i,) for i in range(len(certifier.embeddings))] if groups is None else groups
