@@ -7,16 +7,25 @@ to nearest in groups of 64; sizes count the scales. Every recipe is then run at 
 fresh draws at the first windows, with the interval for other windows of the same text. Seconds of processor time.
 """
 
+import hashlib
 import inspect
 import pydoc_data.topics
 import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from claims import options, verdict
 
 import howsmooth as hs
-from howsmooth.budgets.effects import elsewhere
+from howsmooth.budgets import Budget, Scheme, scheme
+from howsmooth.budgets.passes import Products, inner_products
+from howsmooth.budgets.places import Places
 from howsmooth.budgets.recipes import RULES
+from howsmooth.budgets.subject import Subject
 from howsmooth.models.inputs.text import Text, read_text
 
 SCHEMES = tuple(f"int{bits}:g64" for bits in (2, 3, 4, 5, 6, 8))
@@ -35,24 +44,61 @@ def texts() -> list[Text]:
     ]
 
 
+def kept(folder: Path | None, key: object, compute: Callable[[], Any]) -> Any:
+    """Return what a file of a folder has; compute and write it if it is not there."""
+    if folder is None:
+        return compute()
+    file = folder / f"{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.pt"
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(compute(), file)
+    return torch.load(file, weights_only=False)
+
+
+def remembered(found: Scheme) -> Scheme:
+    """Return a scheme that rounds every matrix once, for all windows and texts; it holds as much as the weights."""
+    memory: dict[str, torch.Tensor] = {}
+
+    def rounded(W: torch.Tensor, name: str) -> torch.Tensor:
+        if name not in memory:
+            memory[name] = found.rounded(W, name)
+        return memory[name]
+
+    return replace(found, rounded=rounded)
+
+
+def draws(places: Places, window: int, passes: int) -> Products:
+    """Return the inner products at one window."""
+    subject = replace(places.subject, tokens=places.subject.tokens[window : window + 1])
+    return inner_products(replace(places, subject=subject), passes=passes, seed=0, first=window)
+
+
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--windows", type=int, default=6, help="windows to choose by, and as many to judge by")
     parser.add_argument("--length", type=int, default=64, help="tokens of a window")
-    parser.add_argument("--passes", type=int, default=12, help="backward passes at each window")
+    parser.add_argument("--passes", type=int, default=12, help="backward passes at each window, and as many fresh ones")
+    parser.add_argument("--texts", default="0,1,2", help="which of the three texts")
+    parser.add_argument("--keep", type=Path, help="a folder of what was run, to go on from there")
     given = parser.parse_args()
     small = given.quick
     torch.set_num_threads(1)
     model = hs.load("reviews" if small else "smollm2")
     windows, length, passes = (2, 8, 4) if small else (given.windows, given.length, given.passes)
     schemes, sizes = (SCHEMES[1:3], BITS[1:2]) if small else (SCHEMES, BITS)
+    rounding = [remembered(scheme(label)) for label in schemes]
     start = time.process_time()
     beaten, covered, ratios = [], [], []
-    for text in texts()[: 1 if small else None]:
+    for text in texts()[:1] if small else [texts()[int(which)] for which in given.texts.split(",")]:
         tokens = model.windows(text, length=length, count=2 * windows)
         seen, held_out = tokens[:windows], tokens[windows:]
-        found = hs.budget(model, seen, schemes=schemes, passes=passes)
-        fresh = hs.budget(model, seen, schemes=schemes, passes=passes, seed=1).products
+        places = Places(subject=Subject.of(model, seen), schemes=rounding)
+        about = (text.name, windows, length, passes, schemes)
+        parts = [kept(given.keep, (about, w), partial(draws, places, w, 2 * passes)) for w in range(windows)]
+        values = torch.cat([part.values for part in parts])
+        chosen_by, fresh = (replace(parts[0], values=half) for half in values.chunk(2, dim=1))
+        found = Budget(model=model.name, products=chosen_by, cost=places.subject.unit)
+        run = replace(found, places=places)
         print(f"{text.name}, {windows} windows of {length} tokens, {passes} passes")
         for bits in sizes:
             measured = {}
@@ -60,14 +106,16 @@ def main() -> None:
                 recipe = found.recipe(
                     size=bits / 16 * (1 + 1e-9), rule=None if rule == OURS else rule, fresh=fresh, held_out=held_out
                 )
-                assert recipe.measured is not None
+                truth = kept(
+                    given.keep, (about, recipe.rounded), partial(run.by_token, recipe.rounded, tokens=held_out)
+                )
+                measured[rule] = float(truth.mean())
                 assert recipe.fresh is not None
-                low, high = elsewhere(recipe.fresh, windows=windows, others=windows)
-                measured[rule] = recipe.measured
-                covered.append((rule, bits, low <= recipe.measured <= high))
-                ratios.append((bits, recipe.measured / recipe.fresh.kl))
+                low, high = recipe.fresh.low, recipe.fresh.high
+                covered.append((rule, bits, low <= measured[rule] <= high))
+                ratios.append((bits, measured[rule] / recipe.fresh.kl))
                 print(
-                    f"  {recipe.bits:.2f} bits, {rule:<21}: measured {recipe.measured:.4f}, predicted "
+                    f"  {recipe.bits:.2f} bits, {rule:<21}: measured {measured[rule]:.4f}, predicted "
                     f"{recipe.fresh.kl:.4f} ({low:.4f} to {high:.4f})",
                     flush=True,
                 )

@@ -29,6 +29,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
     "sphinxcontrib.bibtex",
+    "atlas",
     "commands",
     "front_door",
     "lab",

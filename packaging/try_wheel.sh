@@ -13,6 +13,10 @@ empty/bin/pip install --quiet "$wheel" "$@"
 empty/bin/howsmooth --version
 empty/bin/howsmooth measure reviews --lengths 8 --sequences 2 --out run
 test -s run/report.html
+began=$SECONDS
+empty/bin/howsmooth card reviews --out card
+for file in howsmooth.json smoothness.md card.html .eval_results/howsmooth.yaml; do test -s "card/$file"; done
+echo "The card took $((SECONDS - began)) seconds."
 empty/bin/python - <<'PYTHON'
 import torch
 

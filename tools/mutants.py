@@ -1,7 +1,7 @@
 r"""Mutation testing of the bounds: change one expression at a time, and a test of that part of the library must fail.
 
-``python tools/mutants.py`` judges every mutant of ``theory/``, ``certificates/``, ``verification/`` and
-``spectral/lanczos_upper_bound.py``, or of the files that are named. Mutations are made on the syntax tree: a summand is
+``python tools/mutants.py`` judges every mutant of ``theory/``, ``certificates/``, ``verification/``, ``metrics.py`` and
+three files of ``spectral/``, or of the files that are named. Mutations are made on the syntax tree: a summand is
 dropped or halved, a product or a returned value halved, a maximum replaced by one of its arguments, a comparison
 negated or relaxed, an allowance for rounding errors left out, a square, a root or an absolute value left out.
 
@@ -47,12 +47,18 @@ ACCEPTED = ROOT / "tests" / "mutants_accepted.toml"
 SAMPLE = ROOT / "tests" / "mutants_sample.json"
 REPORT = ROOT / "docs" / "mutants.md"
 BEGIN, END = "<!-- written by tools/mutants.py -->", "<!-- end -->"
-# The tests that judge a part of the package.
-ROOMS = {
-    "theory": ("tests/theory", "src/howsmooth/theory"),
-    "certificates": ("tests/certificates", "src/howsmooth/certificates"),
-    "verification": ("tests/verification", "src/howsmooth/verification"),
-    "spectral": ("tests/spectral/test_lanczos_upper_bound.py", "src/howsmooth/spectral/lanczos_upper_bound.py"),
+# The tests that judge a part of the package, and what they judge.
+METRICS = ("tests/spectral/test_metric_norms.py", "tests/attacks/test_attack.py")
+BRACKETS = ("tests/spectral/test_lanczos_upper_bound.py", METRICS[0])
+ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "theory": (("tests/theory",), ("src/howsmooth/theory",)),
+    "certificates": (("tests/certificates",), ("src/howsmooth/certificates",)),
+    "verification": (("tests/verification",), ("src/howsmooth/verification",)),
+    "spectral": (
+        BRACKETS,
+        tuple(f"src/howsmooth/spectral/{name}.py" for name in ("lanczos_upper_bound", "metric_norms", "token_norm")),
+    ),
+    "metrics.py": (METRICS, ("src/howsmooth/metrics.py",)),
 }
 # Type checks and captured output cost time and kill no wrong bound.
 PYTEST = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "console_output_style=none", "-o"]
@@ -860,7 +866,7 @@ def table(rows: dict[str, Counter[str]]) -> str:
 
 
 def _target_files() -> list[str]:
-    places = [ROOT / judged for _tests, judged in ROOMS.values()]
+    places = [ROOT / place for _tests, judged in ROOMS.values() for place in judged]
     paths = (path for place in places for path in (place.rglob("*.py") if place.is_dir() else [place]))
     return sorted(path.relative_to(PACKAGE).as_posix() for path in paths)
 
@@ -955,7 +961,7 @@ def run(
     torch.func.vmap(torch.func.jacrev(torch.sin))(torch.ones(2, 2))
     torch.func.jvp(torch.sin, (torch.ones(2),), (torch.ones(2),))
     torch.autograd.functional.jacobian(torch.sin, torch.ones(2))
-    rooms = dict.fromkeys(path for file in finders for path in ROOMS[file.split("/")[0]])
+    rooms = dict.fromkeys(path for file in finders for paths in ROOMS[file.split("/")[0]] for path in paths)
     judge = Judge(options, finders, mutants)
     marks = ["-m", "not slow"] if options.quick else []
     code = pytest.main([*PYTEST, *marks, *(tests or options.tests or rooms)], plugins=[judge])

@@ -35,12 +35,17 @@ class Task:
     Attributes:
         train: What to learn from: sentences of one length in each batch, so that none is padded.
         test: What was held out, likewise.
-        words: How many words there are.
+        vocabulary: The words, in the order of their numbers.
     """
 
     train: list[Batch]
     test: list[Batch]
-    words: int
+    vocabulary: tuple[str, ...]
+
+    @property
+    def words(self) -> int:
+        """How many words there are."""
+        return len(self.vocabulary)
 
 
 class FromEmbeddings(nn.Module):
@@ -64,7 +69,9 @@ def task_of(reviews: Reviews, seed: int) -> Task:
     held = min(HELD_OUT, len(rows) // 5)
     numbers = vocabulary([text for text, _label in rows[held:]], WORDS)
     return Task(
-        train=_batches(rows[held:], numbers, seed), test=_batches(rows[:held], numbers, seed), words=len(numbers)
+        train=_batches(rows[held:], numbers, seed),
+        test=_batches(rows[:held], numbers, seed),
+        vocabulary=tuple(numbers),
     )
 
 
@@ -83,8 +90,8 @@ def network(words: int, seed: int) -> Any:
     return BertForSequenceClassification(config).train()
 
 
-def train(model: Any, task: Task, *, method: str, strength: float, seconds: float) -> int:
-    """Train for so many seconds of this process's time, and return the number of steps.
+def train(model: Any, task: Task, *, method: str, strength: float, seconds: float = 0.0, limit: int = 0) -> int:
+    """Train for so many seconds of this process's time, or for ``limit`` steps, and return the number of steps.
 
     Why not the clock's: the time of the process is what the method costs, whatever else the machine does.
     """
@@ -97,7 +104,7 @@ def train(model: Any, task: Task, *, method: str, strength: float, seconds: floa
     extra = REGULARISERS.get(method, _nothing)(FromEmbeddings(model))
     begin, steps = time.process_time(), 0
     for tokens, labels in endless(task.train):
-        share = (time.process_time() - begin) / seconds
+        share = steps / limit if limit else (time.process_time() - begin) / seconds
         if share >= 1:
             return steps
         for group in optimiser.param_groups:

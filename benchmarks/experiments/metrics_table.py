@@ -8,12 +8,16 @@ import argparse
 import contextlib
 import math
 import time
+from typing import Any
 
 import torch
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
+from howsmooth.maps.composition import Chain, Residual
+from howsmooth.maps.mlp import MLP
+from howsmooth.maps.norms import Norm
 from howsmooth.models.inputs.text import read_text
 
 SAMPLES = 16
@@ -44,9 +48,17 @@ def main() -> None:
 
 
 def whole(model: hs.Transformer, n: int) -> None:
-    """Print the constants of blocks and their product beside that of the model, in two metrics."""
+    """Print the constants of blocks and their product beside that of the model, in two metrics; first those proven."""
     activations = model.activations(model.windows(read_text(), length=n, count=1))
     places = [(layer, "block") for layer in range(len(model.layers))] + [(0, "model")]
+    _f, batch = activations.at(layer=0, name="block")
+    for what, X in (("any tokens", None), ("norms as at this window", batch[0])):
+        proven, radius = [], float(batch.norm(dim=-1).max())
+        for layer, name in places[:-1]:
+            constant, radius, X = n_free(activations.at(layer=layer, name=name)[0], radius, X)
+            proven.append(constant)
+        print(f"token, for every n, {what}: blocks {', '.join(f'{x:.3g}' for x in proven)}, ", end="")
+        print(f"product 10^{sum(map(math.log10, proven)):.1f}", flush=True)
     for metric in ("total", "token"):
         found = []
         for layer, name in places:
@@ -56,6 +68,35 @@ def whole(model: hs.Transformer, n: int) -> None:
         width = max(float(each.upper / each.lower) for each in found)
         print(f"{metric}: blocks {', '.join(f'{x:.3g}' for x in blocks)}, product {math.prod(blocks):.3g};", end=" ")
         print(f"model {last:.3g}; brackets within {width:.3f}")
+
+
+def n_free(f: Any, radius: float, X: torch.Tensor | None) -> tuple[float, float, torch.Tensor | None]:
+    """Return a constant of a map on tokens no longer than a radius, for every n, how long its outputs are, and these.
+
+    Norms have the constant of any tokens, or that at the given ones.
+    """
+    Y = None if X is None else f(X)
+    if isinstance(f, Chain):
+        total = 1.0
+        for part in f.maps:
+            constant, radius, X = n_free(part, radius, X)
+            total *= constant
+        return total, radius, Y
+    if isinstance(f, Residual):
+        constant, length, _Z = n_free(f.map, radius, X)
+        return 1 + constant, radius + length, Y
+    if isinstance(f, Norm):
+        gain = float(f.gain.abs().max())
+        constant = gain / math.sqrt(f.eps) if X is None else float(hs.local_lipschitz(f, X, metric="token").upper)
+        return constant, f.image.radius, Y
+    if isinstance(f, Attention):
+        constant = hs.bounds.token_upper(f, radius=radius).value
+    elif isinstance(f, MLP):
+        steepest = {"gelu": 1.13, "gelu_tanh": 1.13, "relu": 1.0, "silu": 1.1}[f.activation.name]
+        constant = steepest * float(torch.linalg.matrix_norm(f.up, 2) * torch.linalg.matrix_norm(f.down, 2))
+    else:
+        raise TypeError(f"no constant of {type(f).__name__} is known for every n.")
+    return constant, math.inf, Y  # whatever follows is a norm, whose outputs are as long for all inputs
 
 
 def row(f: Attention, X: torch.Tensor, n: int, layer: int, metric: str | hs.Metric) -> None:

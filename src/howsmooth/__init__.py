@@ -3,7 +3,7 @@
 from howsmooth.lazy_names import names_of_stub
 from howsmooth.threads import wait_passively
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 wait_passively()
 

@@ -1,7 +1,5 @@
 """Memory and files: how much memory there is; files refused if they cannot fit, and written whole or not at all."""
 
-import io
-import math
 import os
 import secrets
 import stat
@@ -68,8 +66,6 @@ def _limit(path: Path) -> int | None:
 
 # Bytes of memory for one byte of text: the bytes, the characters, and a number of 36 bytes for every few letters.
 COPIES = 12
-# Where the header of an array ends at the latest: numpy itself refuses longer ones.
-HEADER = 2**16
 
 
 @contextmanager
@@ -132,24 +128,3 @@ def require_room(needed: int, what: str, *, field: str | None = None) -> None:
         require_memory(needed, what, field=field)
     except AssumptionError as error:
         raise FileError(str(error), field=field) from error
-
-
-def require_array(start: bytes, stored: int, name: str, *, each: int, field: str | None = None) -> None:
-    """Refuse an array of numpy whose header promises more than is stored, or than fits into memory.
-
-    One entry takes ``each`` bytes of memory; ``start`` are the first :data:`HEADER` bytes of the file. What is no array
-    raises whatever numpy says.
-    """
-    from numpy.lib import format as npy
-
-    file = io.BytesIO(start)
-    known = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-    version = npy.read_magic(file)
-    if version not in known:  # later ones are for names of fields beyond Latin-1: no array of numbers has any
-        raise ValueError(f"its version is {version}, which no array of numbers needs")
-    shape, _order, dtype = known[version](file)
-    if math.prod(shape) * dtype.itemsize > stored:
-        raise FileError(
-            f"{name!r} cannot be read: its header speaks of the shape {shape}, and there is less.", field=field
-        )
-    require_room(each * math.prod(shape), f"the array in {name!r}, of shape {shape},", field=field)

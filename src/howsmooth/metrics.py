@@ -326,6 +326,16 @@ class Metrics:
     input: Metric
     output: Metric
 
+    def __post_init__(self) -> None:
+        # theorems are looked up by name, so that no other metric may have the name of one
+        for metric in (self.input, self.output):
+            named = NAMED.get(metric.name)
+            plain = getattr(metric, "scale", None) is None and getattr(metric, "factor", None) is None
+            if named and not isinstance(named, Relative) and not (plain and type(metric) is type(named)):
+                raise AssumptionError(
+                    f"the name {metric.name!r} is that of hs.metrics.{metric.name}; give another name.", field="metric"
+                )
+
     @property
     def name(self) -> str:
         """The name of the metric, or both names."""
@@ -343,13 +353,13 @@ class Metrics:
 
 
 total = Euclidean(name="total", words="all tokens together move by at most ε")
-TOTAL = Metrics(input=total, output=total)
 token = LargestToken()
 relative = Relative(name="relative", words="tokens move by at most ε of their own norms", per_token=True)
 condition = Relative(name="condition", words="all tokens together move by at most ε of their norm", per_token=False)
 entries = LargestEntry()
 sum = SumOfEntries()  # noqa: A001 - as the others are named; this module does not need the builtin
 NAMED: dict[str, Metric] = {m.name: m for m in (total, token, relative, condition, entries, sum)}
+TOTAL = Metrics(input=total, output=total)
 
 
 def weighted(M: Float[Tensor, "d d"], *, name: str = "weighted") -> Euclidean:

@@ -22,17 +22,11 @@ FORMAT = "howsmooth proof 1"
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One map on tokens.
+    """One map on tokens."""
 
-    Attributes:
-        kind: ``attention``, ``norm``, ``mlp``, ``pooling``, ``dense``, ``pointwise`` or ``affine``.
-        settings: What is no array, as plain values.
-        arrays: The weights, by their names.
-    """
-
-    kind: str
-    settings: dict[str, Any]
-    arrays: dict[str, np.ndarray]
+    kind: str  # ``attention``, ``norm``, ``mlp``, ``pooling``, ``dense``, ``pointwise`` or ``affine``
+    settings: dict[str, Any]  # what is no array, as plain values
+    arrays: dict[str, np.ndarray]  # the weights, by their names
 
     def described(self) -> dict[str, Any]:
         """Return all but the weights themselves."""

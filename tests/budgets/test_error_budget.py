@@ -129,6 +129,24 @@ def test_errors_that_interact_do_not_add_up_and_those_of_two_schemes_may_be_mixe
     assert mixed.kl != effect("", "", table[first, "int4:g8"], 7).kl + effect("", "", table[second, "int8"], 7).kl
 
 
+def test_groups_are_the_errors_that_a_layer_a_kind_or_a_head_has_together(rounded, llama, windows):
+    layers, kinds = rounded.grouped("layer", "int8"), rounded.grouped("kind", "int8")
+    assert [each.name for each in layers] == ["0", "1"]
+    assert len(kinds) == 7
+    inside = [name for name in rounded.names("int8") if ".layers.1." in name]
+    assert layers[1].kl == rounded.together(inside, "int8").kl
+    both = [f"model.layers.{layer}.mlp.down_proj.weight" for layer in (0, 1)]
+    assert {each.name: each.kl for each in kinds}["mlp.down_proj"] == rounded.together(both, "int8").kl
+    cache = hs.budget(llama, windows, schemes=["kv:int4"], passes=1)
+    heads = {each.name: each.kl for each in cache.grouped("head")}
+    assert heads["1.0"] == cache.together(["cache.1.key.0", "cache.1.value.0"]).kl
+    assert [each.name for each in cache.grouped("kind")] == ["key", "value"]
+    with pytest.raises(hs.errors.AssumptionError, match="rounds has no head; take a scheme such as kv:int4"):
+        rounded.grouped("head", "int8")
+    with pytest.raises(hs.errors.AssumptionError, match="there is no grouping 'layers'; did you mean layer"):
+        rounded.grouped("layers", "int8")
+
+
 def test_the_truth_is_the_model_with_rounded_weights(llama, gpt2, windows):
     for model in (llama, gpt2):
         found = hs.budget(model, windows, schemes=["int4:g8"], passes=1)

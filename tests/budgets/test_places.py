@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.budgets import export
+from howsmooth.budgets.effects import elsewhere
 from howsmooth.budgets.recipes import KEEP, RecipeChoice
 
 
@@ -36,6 +37,15 @@ def test_what_second_order_leaves_out_of_errors_on_the_way_shrinks_with_them(lab
     large = costs[0.3] > 0.1 * costs[0.3].max()
     off = [float((costs[t] / costs[0.003] - 1)[large].abs().max()) for t in (0.3, 0.03)]
     assert 0 < off[1] < 0.3 * off[0]  # in proportion to the error, or faster
+
+
+def test_modules_that_pass_their_input_on_round_nothing_anew(gpt2, windows):
+    found = hs.budget(gpt2, windows[:1], schemes=["kernel:bf16"], passes=1)
+    modules = dict(gpt2.with_head.named_modules())
+    kinds = {type(modules[name]).__name__ for name in found.names("kernel:bf16")}
+    assert {"Conv1D", "LayerNorm", "Linear", "Embedding"} <= kinds
+    assert "Dropout" in {type(part).__name__ for part in modules.values()}
+    assert not kinds & {"Dropout", "Identity"}
 
 
 def test_heads_of_the_cache_have_names_and_those_of_a_group_are_one(llama, windows):
@@ -85,6 +95,8 @@ def test_recipes_are_no_larger_than_asked_and_beat_uniform_ones(choices):
     assert found.measured < float(choices.measured(uniform))
     assert found.predicted.kl < choices.together(uniform).kl
     assert found.fresh.kl > 0
+    other = choices.recipe(size=0.3, held_out=choices.places.subject.tokens[:2])  # fewer windows, a wider interval
+    assert (other.fresh.low, other.fresh.high) == elsewhere(found.fresh, windows=3, others=2)
     smallest = choices.recipe(kl=found.predicted.kl * 1.5)
     assert smallest.predicted.kl <= found.predicted.kl * 2
     for words, settings in {

@@ -65,6 +65,33 @@ def test_the_margin_of_a_linear_classifier_is_used_up_exactly_at_the_radius(rng)
     assert radius.attacked >= exact
 
 
+def test_in_a_weighted_metric_a_linear_classifier_is_certified_up_to_its_dual_norm(rng):
+    X, weight, root = gaussian(rng, 3, 4), gaussian(rng, 2, 4), gaussian(rng, 4, 4)
+    f = hs.maps.Chain(hs.maps.Pooling.mean(n=3, like=X), hs.maps.Dense(weight))
+    metric = hs.metrics.weighted(root @ root.mT + 0.1 * torch.eye(4))
+    logits = f(X)[0]
+    exact = 3 * float((logits.max() - logits.min()) / metric.dual_size(weight[:1] - weight[1:]))
+    found = hs.certify(f, X, word=1, metric=metric)
+    (radius,) = found.radii
+    assert radius.certified == pytest.approx(exact, rel=2e-3)
+    assert radius.certified <= exact <= radius.attacked
+    assert found.metric == "weighted"
+    torch.testing.assert_close(found.embeddings.norm(), metric.size(X))
+
+
+def test_a_weighted_metric_that_is_a_multiple_of_the_total_one_has_that_multiple_of_its_radius(rng):
+    f, X = classifier(rng), gaussian(rng, 5, 8)
+    # behind a linear map first of all, as a weighted metric is
+    (total,) = hs.certify(hs.maps.Chain(hs.maps.Dense(torch.eye(8, dtype=X.dtype)), *f.maps), X, word=2).radii
+    found = hs.certify(f, X, word=2, metric=hs.metrics.weighted(9.0 * torch.eye(8)))
+    assert found.radii[0].certified == pytest.approx(3 * total.certified, rel=1e-2)  # searched for, to a tolerance
+    assert found.verify(samples=20) > 0
+    with pytest.raises(ShapeError, match="dimension 3"):
+        hs.certify(f, X, metric=hs.metrics.weighted(torch.eye(3)))
+    with pytest.raises(AssumptionError, match="nearly singular"):
+        hs.certify(f, X, metric=hs.metrics.weighted(torch.diag(torch.tensor([1e-30] + [1e10] * 7))))
+
+
 def test_the_table_is_the_network_at_the_centre(rng):
     f, X = classifier(rng), gaussian(rng, 5, 8)
     torch.testing.assert_close(RemainderTable(f, X).output, f(X))
@@ -90,7 +117,9 @@ def test_what_cannot_be_certified_is_refused(rng):
     f, X = classifier(rng), gaussian(rng, 5, 8)
     with pytest.raises(ShapeError, match="tokens 0 to 4"):
         hs.certify(f, X, word=7)
-    with pytest.raises(AssumptionError, match="proven in the metrics total, entries, sum, got 'relative'"):
+    with pytest.raises(
+        AssumptionError, match=r"proven in .* total, entries, sum and hs.metrics.weighted, got 'relative'"
+    ):
         hs.certify(f, X, metric=hs.metrics.relative)
     with pytest.raises(AssumptionError, match="two classes"):
         hs.certify(hs.maps.Chain(hs.maps.Pooling.mean(n=5, like=X), hs.maps.Dense(gaussian(rng, 1, 8))), X)

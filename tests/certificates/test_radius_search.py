@@ -128,10 +128,33 @@ def test_the_radius_is_the_largest_that_holds(rng):
     rivals, table = Rivals.of(f(X)[0]), RemainderTable(f, X)
     for tokens in (torch.tensor([0]), torch.tensor([0, 1])):
         proof = Proof(table, rivals, tokens, EUCLIDEAN)
-        found = proof.radius()
-        assert found > 0
-        assert proof.holds(found)
-        assert not proof.holds(found * (1 + 1.1e-3))
+        for near in (None, 0.0, 1e-9, proof.radius(), 1e9):  # wherever the search begins
+            found = proof.radius(near)
+            assert found > 0
+            assert proof.holds(found)
+            assert not proof.holds(found * (1 + 2.2e-4))
+
+
+def test_few_radii_are_tried(rng, monkeypatch):
+    f, X = network(rng)
+    proof = Proof(RemainderTable(f, X), Rivals.of(f(X)[0]), torch.tensor([0]), EUCLIDEAN)
+    tried, used = [], Proof.used
+    monkeypatch.setattr(Proof, "used", lambda self, eps: tried.append(eps) or used(self, eps))
+    radius = proof.radius()
+    assert len(tried) <= 16
+    tried.clear()
+    assert proof.radius(1.3 * radius) == pytest.approx(radius, rel=2.2e-4)
+    assert len(tried) <= 10
+
+
+def test_no_share_of_a_margin_that_is_negative_is_left(rng):
+    f, X = network(rng)
+    rivals = Rivals.of(f(X)[0])
+    proof = Proof(RemainderTable(f, X), rivals, torch.tensor([0]), EUCLIDEAN)
+    assert 0 <= proof.used(1e-12) < 1
+    proof._margins = -rivals.margins
+    assert proof.used(0.0) == math.inf
+    assert not proof.holds(0.0)
 
 
 def test_a_word_that_no_margin_depends_on_may_go_as_far_as_is_looked():

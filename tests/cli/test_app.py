@@ -1,11 +1,13 @@
 import dataclasses
 import subprocess
 import sys
+import time
 
 import pytest
 from typer.testing import CliRunner
 
 import howsmooth as hs
+from howsmooth.cli import printing
 from howsmooth.cli.commands import COMMANDS, app
 from howsmooth.cli.layer import LayerSource
 from howsmooth.models.map_names import MAPS
@@ -105,6 +107,30 @@ def test_a_shell_completes_commands_and_options(howsmooth, monkeypatch):
     monkeypatch.setenv("COMP_WORDS", "howsmooth measure --len")
     monkeypatch.setenv("COMP_CWORD", "2")
     assert howsmooth().out.split() == ["--lengths"]
+
+
+def test_torchrun_is_refused_in_one_sentence_that_says_what_shares_out_a_sequence(howsmooth, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    refused = howsmooth("measure")
+    assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1)
+    assert "hs.local_lipschitz(f, X, group=…)" in refused.err
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert howsmooth("--version").code == 0
+
+
+def test_what_goes_on_is_said_at_once_and_now_and_then(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "__stderr__", sys.stderr)
+    monkeypatch.setattr(printing, "EVERY", 0.01)
+    with printing.saying_stages():
+        printing.begin("Reading a model")
+        time.sleep(0.2)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "Reading a model …"
+    assert said[1].startswith("howsmooth: Reading a model, ")
+    with printing.saying_stages():
+        time.sleep(0.1)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_mistake_ends_in_one_sentence_and_code_two(howsmooth):

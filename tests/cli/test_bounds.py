@@ -241,9 +241,8 @@ def test_a_layer_of_a_model_stands_in_place_of_files(command, howsmooth):
     [
         (("minilm",), "'minilm' is a model; say which of its layers with --layer"),
         (("--layer", "2"), "--layer is that of a model; name the model first"),
-        (("A.npy", "--layer", "2"), "--layer is that of a model; name the model first"),
+        (("A.npz", "--layer", "2"), "--layer is that of a model; name the model first"),
         (("minilm", "--layer", "2", "--causal", "--scale", "2"), "its own weights; leave out --scale and --causal"),
-        (("minilm", "--layer", "2", "--weight", "A=A.npy"), "its own weights; leave out --weight"),
         (("minlm", "--layer", "2"), "did you mean minilm"),
         pytest.param(("minilm", "--layer", "6"), "has the layers 0 to 5, got 6", marks=pytest.mark.slow),
         (("--family", "bert"), "--family is that of a model; name a model and its --layer"),

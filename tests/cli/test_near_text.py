@@ -98,7 +98,7 @@ def test_alice_and_sixteen_tokens_are_the_default(howsmooth, folder_model):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("--eps 0.1 I.npy", "a model reads; give a model and its --layer"),
+        ("--eps 0.1 I.npz", "a model reads; give a model and its --layer"),
         ("--eps 0.1 minilm", "a model reads; give a model and its --layer"),
         ("--eps 0 minilm --layer 1", "--eps must be positive and finite, got 0"),
         ("--eps nan minilm --layer 1", "--eps must be positive and finite, got nan"),
@@ -109,18 +109,18 @@ def test_alice_and_sixteen_tokens_are_the_default(howsmooth, folder_model):
         ("--eps 1 minilm --layer 1 --map residual", "theorems are about attention alone"),
         ("--eps 1 minilm --layer 1 --steps 0", "--steps must be at least 1"),
         ("--eps 1 minilm --layer 1 --save near.txt", "--save writes a .safetensors file"),
-        ("--text a.txt I.npy -n 3 -r 1", "--text is for inputs near a text; add --eps"),
+        ("--text a.txt I.npz -n 3 -r 1", "--text is for inputs near a text; add --eps"),
         ("--eps 1 minilm --layer 1 --family brt", "there is no family 'brt'; did you mean bert"),
         ("--eps 1 minilm --layer 1 --tokenizer no/where/near", "no tokenizer 'no/where/near'"),
-        ("--tokenizer minilm I.npy -n 3 -r 1", "--tokenizer is for inputs near a text; add --eps"),
-        ("--within total I.npy -n 3 -r 1", "--within is for inputs near a text; add --eps"),
-        ("I.npy -n 3", "--radius is missing"),
-        ("I.npy", "-n and --radius is missing"),
+        ("--tokenizer minilm I.npz -n 3 -r 1", "--tokenizer is for inputs near a text; add --eps"),
+        ("--within total I.npz -n 3 -r 1", "--within is for inputs near a text; add --eps"),
+        ("I.npz -n 3", "--radius is missing"),
+        ("I.npz", "-n and --radius is missing"),
     ],
 )
 def test_a_mistake_ends_in_one_sentence_before_anything_is_loaded(arguments, said, howsmooth, monkeypatch):
     monkeypatch.setattr("howsmooth.models.load.load", None)
-    np.save("I.npy", np.eye(3))
+    np.savez("I.npz", A=np.eye(3))
     done = howsmooth("worst-case", *arguments.split())
     assert (done.code, done.out) == (2, "")
     assert said in done.err

@@ -2,8 +2,11 @@
 
 import ast
 import re
+from collections import Counter
 from functools import cache
 from pathlib import Path
+
+import pytest
 
 import howsmooth
 
@@ -163,3 +166,16 @@ def test_only_the_command_line_speaks_of_its_options():
         if re.search(r"(^|[ '\"`])--[a-z]+", command.sub("", text)) and " " in text.strip()
     }
     assert named == set(), "say `tokenizer=`, which the command line prints as --tokenizer"
+
+
+def test_no_class_name_stands_twice_in_the_package():
+    named = [
+        node.name for path in ROOT.rglob("*.py") for node in ast.walk(parsed(path)) if isinstance(node, ast.ClassDef)
+    ]
+    assert [name for name, times in Counter(named).items() if times > 1] == []
+
+
+@pytest.mark.parametrize("name", ["theory", "certificates"])
+def test_the_mathematics_is_commented(name):
+    lines = [line.strip() for path in (ROOT / name).rglob("*.py") for line in path.read_text("utf-8").splitlines()]
+    assert sum(line.startswith("#") for line in lines) >= 0.04 * len(lines)

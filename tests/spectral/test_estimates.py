@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles import dense_jacobian
 from rich.console import Console
-from spectral.spectra import Counting
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.errors import ContradictionError, NonFiniteError
+from howsmooth.errors import ContradictionError
 from howsmooth.spectral.estimates import bracket_digits
 from howsmooth.wording import at_most, number
 
@@ -163,17 +162,3 @@ def test_a_bracket_that_contradicts_itself_or_is_no_number_is_a_bug_to_report(es
     assert dataclasses.replace(estimate, upper=estimate.lower).status is estimate.status  # equal ends are no error
     error = pickle.loads(pickle.dumps(ContradictionError.between(2.0, 1.0, "a bracket")))
     assert "at least 2.0 and at most 1.0" in str(error)
-
-
-def test_power_iteration_from_a_start_that_missed_the_top_gives_no_upper_bound():
-    """At a confidence of 1 % nearly every start has less of the top singular vector than it should."""
-    spectrum = torch.cat((torch.ones(1), torch.full((59,), 0.1))).double()
-    op = hs.maps.Dense(torch.diag(spectrum).expand(200, 60, 60))
-    found = hs.spectral.power_iteration(op, confidence=0.01, seed=0)
-    assert bool((found.lower <= found.upper).all())
-    assert bool(found.upper.isinf().any())
-
-
-def test_products_that_are_no_numbers_are_refused_by_power_iteration():
-    with pytest.raises(NonFiniteError, match="not finite"):
-        hs.spectral.power_iteration(Counting(torch.full((2,), math.nan)))

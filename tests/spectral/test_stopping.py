@@ -17,9 +17,6 @@ def test_products_count_what_the_operator_was_asked(rng):
     operator = Counting(SPECTRA["harmonic"].double())
     estimate = hs.spectral_norm(operator, seed=rng)
     assert estimate.products == operator.jvps + operator.vjps
-    operator = Counting(SPECTRA["harmonic"].double())
-    estimate = hs.spectral.power_iteration(operator, seed=rng)
-    assert estimate.products == operator.jvps + operator.vjps
 
 
 def test_stopping_on_the_residual_takes_fewer_products_and_still_reports_an_upper_bound(rng):

@@ -173,11 +173,52 @@ def test_ranges_and_remainders_are_the_sums_that_the_expansion_says(rng, before,
     assert sums.remainder.item() == pytest.approx(remainder, rel=1e-8)
 
 
-def test_changes_beyond_floats_leave_an_infinite_remainder(rng):
-    _attention, stage, model, _entering = expanded(rng)
+@pytest.mark.parametrize(("before", "eps"), [(0, 0.3), (1, 0.02)])
+def test_beside_forms_remainders_have_ranges_of_whole_functions(rng, before, eps):
+    _attention, stage, model, _entering = expanded(rng, before=before, eps=eps, forms=True)
+    functional = gaussian(rng, *model.centre.shape)
+    _before, loose = pulled(stage, model, functional, forms=False)
+    _before, sums = pulled(stage, model, functional, forms=True)
+    range_of, remainder, saved = model.symbols.linear_range, 0.0, 0.0
+    alpha = stage.alpha1 + stage.alpha2
+    e2 = torch.expm1(alpha) - alpha
+    for h, i in itertools.product(*map(range, stage.P.shape[:2])):
+        on_head, P, share = functional[i] @ stage.heads.output[h], stage.P[h, i], stage.share[h, i]
+        weights = P * ((stage.v[h] - stage.o[h, i]) @ on_head)
+        a1, a2, a = stage.alpha1[h, i], stage.alpha2[h, i], alpha[h, i]
+        changes = torch.einsum("v,jvr->jr", on_head, stage.dv[h])
+        moved, beyond = range_of(changes), stage.v2[h] @ on_head.abs()
+        exponential = e2[h, i] - a**2 / 2 + share * (a2 + a**2 / 2)
+        squares = (a**2 - a1**2) / 2
+        remainder += weights.abs() @ (stage.products_beyond[h, i] + squares + exponential)
+        remainder += P @ (a * (moved + beyond) - a1 * moved + (e2[h, i] + share * a) * (moved + beyond))
+        remainder += share * (range_of(weights @ stage.db[h, i]) + range_of(P @ changes) + P @ beyond)
+        saved += float((P * moved).sum() - range_of(P @ changes))
+    assert sums.remainder.item() == pytest.approx(float(remainder), rel=1e-8)
+    assert sums.remainder.item() < 0.9 * loose.remainder.item()
+    assert saved > 0
+
+
+@pytest.mark.parametrize("eps", [0.01, 0.3])
+def test_the_partition_function_grows_by_no_more_than_its_form(rng, eps):
+    attention, stage, model, entering = expanded(rng, eps=eps, forms=True)
+    U, alpha = model.symbols.generators, stage.alpha1 + stage.alpha2
+    loose = (stage.P * (torch.expm1(alpha) - alpha)).sum(-1)
+    assert bool((stage.share <= loose / (1 + loose) * (1 + 1e-12)).all())
+    assert bool((stage.share < 0.95 * loose / (1 + loose)).any())
+    for _draw in range(200):
+        y = torch.einsum("bcs,bs->bc", U, gaussian(rng, U.shape[0], U.shape[2]).sign()).flatten()
+        b = centred_scores(attention, stage, entering.centre + entering.derivative @ y)
+        Z = (stage.P * b.exp()).sum(-1)
+        assert bool((stage.share >= 1 - 1 / Z).all())
+
+
+@pytest.mark.parametrize("forms", [False, True])
+def test_changes_beyond_floats_leave_an_infinite_remainder(rng, forms):
+    _attention, stage, model, entering = expanded(rng)
     stage.alpha1[0, 0, 0] = 1e3
-    stage._remainder_factors()
-    _before, sums = pulled(stage, model, gaussian(rng, *model.centre.shape), forms=False)
+    stage._remainder_factors(entering, forms)
+    _before, sums = pulled(stage, model, gaussian(rng, *model.centre.shape), forms=forms)
     assert sums.remainder.item() == math.inf
 
 

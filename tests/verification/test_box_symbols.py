@@ -9,6 +9,7 @@ from verification.small_networks import gaussian
 
 from howsmooth.maps.affine import Affine
 from howsmooth.rounding import RANGE_SHARE
+from howsmooth.verification import box_symbols
 from howsmooth.verification.box_symbols import BoxSymbols, _weights
 
 
@@ -130,3 +131,22 @@ def test_a_form_of_zeros_has_no_range(rng):
     below, above = symbols.quadratic_range(torch.zeros(1, 7, 7, dtype=torch.float64))
     assert below.item() <= 1e-100
     assert above.item() <= 1e-100
+
+
+@pytest.mark.parametrize("free", [0, 3])
+def test_kept_products_of_generators_change_no_range(rng, monkeypatch, free):
+    generators = gaussian(rng, 2, 5, 7)
+    H = torch.stack([form_with(rng, BoxSymbols(generators), free) for _ in range(3)])
+    kept = BoxSymbols(generators)
+    assert kept._pairs is not None
+    found = kept.quadratic_range(H)
+    monkeypatch.setattr(box_symbols, "PAIRS", 0)
+    direct = BoxSymbols(generators)
+    assert direct._pairs is None
+    assert_close(found, direct.quadratic_range(H))
+    # both against the definition
+    D, w = gaussian(rng, 3, 2, 5, 5), gaussian(rng, 3, 2, 7).abs()
+    D = D + D.mT
+    for symbols in (kept, direct):
+        assert_close(symbols._diagonal(D), torch.einsum("bcs,fbcd,bds->fbs", generators, D, generators))
+        assert_close(symbols._weighted_gram(w), torch.einsum("bcs,fbs,bds->fbcd", generators, w, generators))

@@ -272,3 +272,19 @@ def test_a_file_that_is_no_network_is_refused(tmp_path):
     path.write_bytes(b"\x00\x01 nothing")
     with pytest.raises(hs.errors.FileError, match="not an ONNX file"):
         read_onnx(path)
+
+
+def test_a_convolution_over_time_is_read(rng):
+    module = nn.Sequential(nn.Conv1d(2, 3, 4, stride=2), nn.Flatten(), nn.ReLU(), nn.Linear(15, 3)).eval()
+    f, _run = read_module(module, (2, 12))
+    for x in torch.randn(3, 2, 12, generator=rng):
+        assert_close(f(x.double().reshape(1, -1)).flatten(), module(x[None]).flatten().double(), rtol=1e-5, atol=1e-5)
+    with pytest.raises(hs.errors.UnsupportedModelError, match="is a convolution in 3 dimensions"):
+        read_module(nn.Sequential(nn.Conv3d(1, 2, 2), nn.Flatten()).eval(), (1, 2, 2, 2))
+
+
+def test_a_file_with_more_inputs_than_fit_into_memory_is_refused(tmp_path, rng, monkeypatch):
+    path = write_vit(tmp_path / "vit.onnx", rng)
+    monkeypatch.setattr("howsmooth.files.available_memory", lambda: 8 * 16**2 - 1)
+    with pytest.raises(hs.errors.FileError, match="has 16 inputs, and what its operations do"):
+        read_onnx(path)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 CONFIDENCE = 0.95
 LAYER = re.compile(r"(?<![^.])(\d+)(?![^.])")
+HEAD = re.compile(r"cache\.(\d+)\.(?:key|value)\.(\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,16 +48,31 @@ class Effect:
 
     @property
     def kind(self) -> str:
-        """The name of the matrix without what comes before the layer."""
-        found = LAYER.search(self.name)
-        tail = self.name if found is None else self.name[found.end() :].lstrip(".")
-        return re.sub(r"\.\d+$", "", tail.removesuffix(".weight"))
+        """The name of the matrix without its layer; ``key`` and ``value`` of caches."""
+        return kind_of(self.name)
 
 
 def layer_of(name: str) -> int | None:
     """Return the first number in a name; none if it has none."""
     found = LAYER.search(name)
     return None if found is None else int(found[1])
+
+
+def kind_of(name: str) -> str:
+    """Return a name without its layer and what stands before it, and without the head behind it."""
+    found = LAYER.search(name)
+    tail = name if found is None else name[found.end() :].lstrip(".")
+    return re.sub(r"\.\d+$", "", tail.removesuffix(".weight"))
+
+
+def head_of(name: str) -> str | None:
+    """Return the layer and the head of ``cache.3.key.2``, 3.2; none for what is in no head of a cache."""
+    found = HEAD.fullmatch(name)
+    return None if found is None else f"{found[1]}.{found[2]}"
+
+
+# How errors may be grouped, by what their names have in common.
+GROUPS = {"layer": layer_of, "kind": kind_of, "head": head_of}
 
 
 def effect(name: str, scheme: str, values: Float[Tensor, "windows passes"], positions: int) -> Effect:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from howsmooth.budgets.effects import Effect, effect
+from howsmooth.budgets.effects import GROUPS, Effect, effect, elsewhere
 from howsmooth.budgets.outcomes import Outcome, Verified, outcome, true_costs
 from howsmooth.budgets.passes import Products, inner_products
 from howsmooth.budgets.places import Places
@@ -78,6 +78,28 @@ class Budget:
         values = self.products.values[..., columns].sum(-1)
         return effect(f"{len(columns)} together", label, values, self.products.positions)
 
+    def grouped(self, by: str, scheme: str | None = None) -> tuple[Effect, ...]:
+        """Return what the errors of each group cost together, interactions included.
+
+        Args:
+            by: ``layer``, ``kind`` (of matrix) or ``head`` (keys and values of a head of the cache); errors that have
+                none of these are left out.
+            scheme: The scheme; may be left out if there is one alone.
+
+        Raises:
+            AssumptionError: If there is no such grouping or scheme, or no error has a group.
+        """
+        label = self._one_scheme(scheme)
+        if by not in GROUPS:
+            raise AssumptionError(f"there is no grouping {by!r}{nearest(by, GROUPS)}", field="by")
+        groups: dict[str, list[str]] = {}
+        for name in self.names(label):
+            if (group := GROUPS[by](name)) is not None:
+                groups.setdefault(str(group), []).append(name)
+        if not groups:
+            raise AssumptionError(f"what {label!r} rounds has no {by}; take a scheme such as kv:int4.", field="by")
+        return tuple(replace(self.together(names, label), name=group) for group, names in groups.items())
+
     def columns(self, recipe: Mapping[str, str]) -> list[int]:
         """Return where the errors of a recipe stand in the table of inner products.
 
@@ -118,7 +140,8 @@ class Budget:
             rule: A rule of thumb that chooses in place of the estimates, to compare at the same size: ``uniform``,
                 ``first and last layers`` or ``weight error``.
             fresh: Inner products of other draws to judge it by; drawn anew by default.
-            held_out: Windows that the true cost is measured at; those of the budget by default.
+            held_out: Other windows of the same text that the true cost is measured at, and that the interval of
+                ``fresh`` is for, unless one window alone was drawn at; those of the budget by default.
 
         Raises:
             AssumptionError: If not one of size and kl is given, or no recipe is so small.
@@ -137,6 +160,9 @@ class Budget:
         if fresh is None and self.places is not None:
             fresh = inner_products(self.places, passes=products.values.shape[1], seed=self.seed + FRESH)
         judge = None if fresh is None else replace(self, products=fresh).together(rounded)
+        if judge is not None and judge.window_error is not None and held_out is not None:
+            low, high = elsewhere(judge, windows=len(products.values), others=len(held_out))
+            judge = replace(judge, low=low, high=high)
         measured = None if self.places is None else float(self.measured(rounded, tokens=held_out))
         return Recipe(
             schemes=schemes,

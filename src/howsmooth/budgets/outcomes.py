@@ -1,7 +1,6 @@
 """What errors do truly: the model run with them in it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.budgets.effects import Effect
-from howsmooth.budgets.places import Error, Key, Places, weight_error
+from howsmooth.budgets.places import Error, Places
 from howsmooth.budgets.worst_errors import WorstCost
 
 SECOND_ORDER = 0.2
@@ -101,27 +100,10 @@ def true_outputs(
     def put(Y: Tensor, _errors: Sequence[Error], displaced: Tensor) -> Tensor:
         return Y + factor * displaced[0]
 
-    matrices = places.other_matrices()
-    kept: dict[Key, Tensor] | None = {} if len(recipes) == 1 and len(subject.tokens) > 1 else None
+    once = places.weights(recipes[0], factor) if len(recipes) == 1 else None
     for window in range(len(subject.tokens)):
         base = subject.outputs(window)
         for recipe in recipes:
-            changed = {name: matrices[name] for name in recipe if name in matrices}
-            with _rounded(changed, recipe, places, factor), places.attached(put, recipe, kept) as arguments:
-                yield base, subject.outputs(window, **arguments)
-
-
-@contextmanager
-def _rounded(
-    matrices: Mapping[str, Tensor], recipe: Mapping[str, str], places: Places, factor: float
-) -> Iterator[None]:
-    """Put errors into matrices that belong to no linear module, within the ``with`` block."""
-    before = {name: matrix.detach().clone() for name, matrix in matrices.items()}
-    try:
-        for name, matrix in matrices.items():
-            (scheme,) = (scheme for scheme in places.schemes if scheme.name == recipe[name])
-            matrix.data += factor * weight_error(name, matrix, scheme)
-        yield
-    finally:
-        for name, matrix in matrices.items():
-            matrix.data.copy_(before[name])
+            weights = places.weights(recipe, factor) if once is None else once
+            with places.attached(put, recipe) as arguments:
+                yield base, subject.outputs(window, weights=weights, **arguments)

@@ -7,7 +7,7 @@ values, a rounded residual stream the output of a block.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -96,20 +96,27 @@ class Places:
             if min(parameter.shape[-2:]) > 1
         }
 
-    @contextmanager
-    def attached(
-        self, meet: Meet, recipe: Mapping[str, str] | None = None, kept: dict[Key, Tensor] | None = None
-    ) -> Iterator[dict[str, Any]]:
-        """Call ``meet`` wherever an error of a recipe enters, or any; yield a cache for the model, if one is needed.
+    def weights(self, recipe: Mapping[str, str], factor: float = 1.0) -> dict[str, Tensor]:
+        """Return the matrices that a recipe rounds, with a share of their errors in them."""
+        schemes = {scheme.name: scheme for scheme in self.at("weights", EMBEDDINGS)}
+        transposed = {name: _transposed(part) for _path, name, part, _schemes in self.linear_modules()}
+        matrices = {name: W for name, W in self.subject.module.named_parameters() if recipe.get(name) in schemes}
+        return {
+            name: W + factor * weight_error(name, W, schemes[recipe[name]], transposed=transposed.get(name, False))
+            for name, W in matrices.items()
+        }
 
-        With ``kept``, errors of weights are computed once and put there: as much memory as all weights.
+    @contextmanager
+    def attached(self, meet: Meet, recipe: Mapping[str, str] | None = None) -> Iterator[dict[str, Any]]:
+        """Call ``meet`` wherever an error enters; yield a cache for the model, if one is needed.
+
+        With a recipe, these are its errors of activations and caches; :meth:`weights` has those of matrices.
         """
         wanted = _Wanted(meet=meet, recipe=recipe)
         with ExitStack() as stack:
-            for path, name, part, schemes in self.linear_modules():
-                if chosen := wanted.schemes(name, schemes):
-                    before, after = _linear_hooks(name, part, chosen, meet, kept)
-                    stack.enter_context(hooked(self.subject.module, inputs={path: before}, outputs={path: after}))
+            for path, name, part, schemes in self.linear_modules() if recipe is None else ():
+                before, after = _linear_hooks(name, part, schemes, meet)
+                stack.enter_context(hooked(self.subject.module, inputs={path: before}, outputs={path: after}))
             for path, schemes in self._outputs():
                 if chosen := wanted.schemes(path, schemes):
                     stack.enter_context(hooked(self.subject.module, outputs={path: _output_hook(path, chosen, meet)}))
@@ -123,7 +130,9 @@ class Places:
         if residual := self.at("residual"):
             yield from ((f"{prefix}{layer.block_path}", residual) for layer in transformer.layers)
         if kernel := self.at("kernel"):
-            yield from ((path, kernel) for path, part in module.named_modules() if path and not any(part.children()))
+            leaves = ((path, part) for path, part in module.named_modules() if path and not any(part.children()))
+            # what passes its input on rounds nothing anew
+            yield from ((path, kernel) for path, part in leaves if not isinstance(part, nn.Dropout | nn.Identity))
 
 
 class _Wanted(NamedTuple):
@@ -149,11 +158,13 @@ def error_of(name: str, X: Tensor, scheme: Scheme, delta: Tensor) -> Error:
     return Error(name=name, scheme=scheme.name, numbers=X.numel(), bits=scheme.bits(X), squared=squared)
 
 
-def _linear_hooks(
-    name: str, part: Any, schemes: list[Scheme], meet: Meet, kept: dict[Key, Tensor] | None
-) -> tuple[Any, Any]:
-    transposed = type(part).__name__ == "Conv1D"
-    image: Any = _image(part)
+def _transposed(part: Any) -> bool:
+    """Return whether a linear module stores its matrix transposed."""
+    return type(part).__name__ == "Conv1D"
+
+
+def _linear_hooks(name: str, part: Any, schemes: list[Scheme], meet: Meet) -> tuple[Any, Any]:
+    transposed, image = _transposed(part), cast("Callable[[Tensor, Tensor], Tensor]", _image(part))
     entering: list[Tensor] = []
 
     def before(call: ModuleCall, _turn: int) -> None:
@@ -166,11 +177,7 @@ def _linear_hooks(
         with torch.no_grad():
             W = part.weight.mT if transposed else part.weight
             for scheme in schemes:  # one error of a matrix at a time: all of them would be larger than the model
-                delta = None if kept is None else kept.get((name, scheme.name))
-                if delta is None:
-                    delta = weight_error(name, part.weight, scheme, transposed=transposed)
-                if kept is not None:
-                    kept[name, scheme.name] = delta
+                delta = weight_error(name, part.weight, scheme, transposed=transposed)
                 errors.append(error_of(name, W, scheme, delta))
                 displaced.append(image(x, delta))
         return meet(output, errors, torch.stack(displaced))

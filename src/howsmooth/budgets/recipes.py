@@ -38,7 +38,7 @@ class Recipe:
         bits: The mean bits of a number.
         size: The share of the size that the same matrices have with 16 bits.
         predicted: What the draws say that were used to choose it; a choice makes it too low.
-        fresh: What other draws say; none if there were none.
+        fresh: What other draws say, with an interval for the windows it is measured at; none if there were none.
         measured: What it costs truly, by one run of the model at each window; none if it was not run.
     """
 

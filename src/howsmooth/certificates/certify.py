@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
@@ -23,12 +23,13 @@ from howsmooth.certificates.sentences import (
     read_sentence,
     word_positions,
 )
-from howsmooth.certificates.settings import PLACES, norm_in
-from howsmooth.errors import AssumptionError
+from howsmooth.certificates.settings import NORMS, PLACES, norm_in
+from howsmooth.errors import AssumptionError, ShapeError
+from howsmooth.maps.composition import Chain
+from howsmooth.maps.mlp import Dense
 from howsmooth.maps.protocols import Map
 from howsmooth.markup import frame, strict_json, table
-from howsmooth.metrics import Metric
-from howsmooth.models.autograd.module_calls import ModuleClassifier
+from howsmooth.metrics import Euclidean, Metric, as_metrics
 from howsmooth.models.load import load
 from howsmooth.models.module_comparison import rounding
 from howsmooth.models.transformer import Transformer
@@ -50,7 +51,7 @@ class Certificate:
         metric: The name of the metric of perturbations.
         seconds: How long all of it took.
         classifier: From embeddings to logits, in float64.
-        embeddings: The embeddings of the sentence.
+        embeddings: The embeddings of the sentence; in a weighted metric, their coordinates in which it is Euclidean.
         labels: The names of the classes, where the model has them.
         module: The same classifier as the user's own module runs it; none for a chain of maps.
     """
@@ -63,7 +64,7 @@ class Certificate:
     classifier: Map
     embeddings: Float[Tensor, "n d"]
     labels: tuple[str, ...] = ()
-    module: ModuleClassifier | None = None
+    module: Classifier | None = None
 
     def __repr__(self) -> str:
         """Return the predicted class, and both ends of the radius of every word."""
@@ -139,7 +140,7 @@ class Certificate:
                 self.embeddings,
                 self.rivals.functionals,
                 torch.tensor(radius.tokens),
-                p=norm_in(self.metric),
+                p=self._p,
                 between=(radius.certified / 10, radius.certified),
                 within=radius.certified,
                 generator=generator,
@@ -149,6 +150,10 @@ class Certificate:
             if not margin > -rounding_error:
                 raise AssumptionError(f"a perturbation inside the ball changes the prediction: {radius}.")
         return smallest
+
+    @property
+    def _p(self) -> float:
+        return NORMS.get(self.metric, 2.0)  # all others are weighted
 
     @property
     def _attacked(self) -> Classifier:
@@ -168,10 +173,34 @@ class Certificate:
         for start in range(0, samples, BATCH):
             shape = (min(BATCH, samples - start), len(tokens), self.embeddings.shape[-1])
             Z = self.embeddings.repeat(shape[0], 1, 1)
-            Z[:, tokens] += radius.certified * random_sphere(shape, norm_in(self.metric), generator)
+            Z[:, tokens] += radius.certified * random_sphere(shape, self._p, generator)
             with torch.no_grad():
                 found.append(float((self._attacked(Z)[:, 0] @ self.rivals.functionals.mT).min()))
         return found
+
+
+def _in_coordinates(
+    f: Map, X: Float[Tensor, "n d"], module: Classifier | None, metric: Euclidean
+) -> tuple[Map, Float[Tensor, "n d"], Classifier | None, float]:
+    r"""Return the classifier and the embeddings :math:`XR` in coordinates in which a weighted metric is the total one.
+
+    The last number is a share of a radius there that is safe in the metric: the computed inverse S of R has
+    :math:`|e S^{-1}|\le|eR|/(1-\|SR-1\|)`.
+    """
+    assert metric.factor is not None
+    assert metric.inverse is not None
+    R, S, d = metric.factor.cpu(), metric.inverse.cpu(), len(metric.factor)
+    if X.ndim != 2 or X.shape[-1] != d:
+        raise ShapeError(f"the metric is one of tokens of dimension {d}, got {tuple(X.shape)}.", field="metric")
+    rounding_error = d * torch.finfo(R.dtype).eps * R.norm() * S.norm()
+    apart = float((S @ R - torch.eye(d, dtype=R.dtype)).norm() + rounding_error)
+    if not apart < 1e-3:
+        raise AssumptionError("the form of the metric is nearly singular; give a larger ridge.", field="metric")
+    back = Dense(S.mT)
+    moved = None if module is None else lambda Z: module(back(Z))
+    f = f.to(torch.float64, "cpu")
+    # flat, so that a pooling may move before the maps that act on single tokens
+    return Chain(back, *(f.maps if isinstance(f, Chain) else (f,))), X.detach().cpu().double() @ R, moved, 1 - apart
 
 
 def _places(word: int | Sequence[int]) -> tuple[int, ...]:
@@ -210,7 +239,8 @@ def certify(
         tokens: The ids of the tokens of one sentence, or the sentence; for a chain, embeddings (n, d).
         word: The token that moves, by its place; several move together in one norm. Or a word of the sentence: its
             tokens move together, at each place where it stands. Every token by itself by default.
-        metric: How perturbations are measured: ``total``, ``entries`` or ``sum``, over all coordinates that move.
+        metric: How perturbations are measured: ``total``, ``entries`` or ``sum``, over all coordinates that move, or a
+            metric of :func:`howsmooth.metrics.weighted` or :func:`howsmooth.metrics.covariance`.
         classes: The other classes that must not overtake; all of them by default.
         at: Where words move: ``embeddings``, or ``attention`` for the input of a layer.
         layer: Which layer that is.
@@ -230,11 +260,13 @@ def certify(
         >>> print(hs.certify(f, X, word=0).radii[0].certified <= 2**0.5)
         True
     """
-    p = norm_in(metric)
+    given = as_metrics(metric).input
+    weighted = isinstance(given, Euclidean) and given.factor is not None and given.scale is None
+    p = 2.0 if weighted else norm_in(given.name)
     began, labels = time.perf_counter(), tuple[str, ...]()
     tokens = tokens if isinstance(tokens, str | Tensor) else torch.as_tensor(np.asarray(tokens))
     groups = None if word is None or isinstance(word, str) else [_places(word)]
-    module: ModuleClassifier | None = None
+    module: Classifier | None = None
     if isinstance(classifier, Map) and not isinstance(classifier, nn.Module | Transformer):
         if isinstance(tokens, str) or isinstance(label, str) or isinstance(word, str) or at != PLACES[0] or layer:
             raise AssumptionError(
@@ -249,15 +281,19 @@ def certify(
             groups = word_positions(model, ids.flatten().tolist(), word)
         f, X = classifier_at(model, ids, at=at, layer=layer)
         module = module_at(model, ids, at=at, layer=layer)
+    shrink = 1.0
+    if weighted:
+        f, X, module, shrink = _in_coordinates(f, X, module, given)
     # One table for all words of the sentence.
     certifier = SentenceCertifier(f, X, rivals=classes, label=expected)
     groups = [(i,) for i in range(len(certifier.embeddings))] if groups is None else groups
     generator = generator_from(seed)
+    radii = certifier.radii(groups, p=p, seeds=[generator] * len(groups))
     return Certificate(
-        radii=tuple(certifier.radii(groups, p=p, seeds=[generator] * len(groups))),
+        radii=tuple(replace(radius, certified=radius.certified * shrink) for radius in radii),
         predicted=certifier.predicted,
         rivals=certifier.rivals,
-        metric=metric if isinstance(metric, str) else metric.name,
+        metric=given.name,
         seconds=time.perf_counter() - began,
         classifier=certifier.classifier,
         embeddings=certifier.embeddings,

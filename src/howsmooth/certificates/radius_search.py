@@ -16,7 +16,7 @@ from howsmooth.errors import AssumptionError
 from howsmooth.rounding import CHAIN_FLOOR
 
 # Radii are known up to this share of themselves.
-RTOL = 1e-3
+RTOL = 2e-4
 STEPS = 200
 # No radius is tried beyond this multiple of the length of the embeddings.
 LARGEST_RADIUS = 1e6
@@ -116,10 +116,15 @@ class Proof:
             left = self._margins - eps * self._first - times_square(eps, self._second)
             return stages, (left - torch.cat(stages) @ self._transfer).nan_to_num(-math.inf)
 
-    def holds(self, eps: float) -> bool:
-        """Whether no class can overtake; what is not a number proves nothing."""
+    def used(self, eps: float) -> float:
+        """Return the largest share of a margin that is used up; what is not a number may be all of it."""
         with torch.no_grad():
-            return bool((self.margins(eps) > 0).all())
+            shares = torch.where(self._margins > 0, 1 - self.margins(eps) / self._margins, math.inf)
+        return float(shares.nan_to_num(math.inf, math.inf).max())
+
+    def holds(self, eps: float) -> bool:
+        """Whether no class can overtake."""
+        return self.used(eps) < 1
 
     def slack(self, eps: float) -> Slack | None:
         """Return the group of remainders that takes most of the margin; none for a linear map."""
@@ -134,23 +139,35 @@ class Proof:
         with torch.no_grad():
             return self._word.unit_ranges(eps)
 
-    def radius(self) -> float:
-        """Return the largest radius that is proven, up to a share of itself; zero if none is."""
+    def radius(self, near: float | None = None) -> float:
+        """Return the largest radius that is proven, up to a share of itself; zero if none is.
+
+        Args:
+            near: Where to look first, such as the radius of another word.
+        """
         # A word that no margin depends on may move arbitrarily far, but a proof needs a number.
         high = min(self.linear, LARGEST_RADIUS * float(self.table.X.norm()))
         if not 0 < high < math.inf:
             return 0.0
-        # Why not bisection from zero: radii differ by orders of magnitude, and halving finds the order first.
-        low = high
-        for _ in range(STEPS):
-            if self.holds(low):
+        low, at_low, at_high, eps = 0.0, -math.inf, math.inf, min(near or high, high)
+        for step in range(STEPS):
+            used = self.used(eps)
+            proven = used < 1
+            if proven:
+                low, at_low = eps, math.log(used) if used > 0 else -math.inf
+            else:
+                high, at_high = eps, math.log(used)
+            if high - low <= RTOL * high:
                 break
-            high, low = low, low / 2
-        else:
-            return 0.0
-        while high - low > RTOL * high:
-            middle = (low + high) / 2
-            low, high = (middle, high) if self.holds(middle) else (low, middle)
+            if low == 0:
+                eps = high / 8  # radii differ by orders of magnitude: find the order first
+            elif step % 4 == 3 or math.isinf(at_low) or math.isinf(at_high):
+                eps = min(2 * low, math.sqrt(low) * math.sqrt(high))
+            else:
+                # What is used is nearly a power of the radius. A little to the other side: both ends close in.
+                root = low * (high / low) ** (at_low / (at_low - at_high))
+                root *= 1 + RTOL / 3 if proven else 1 - RTOL / 3
+                eps = min(max(root, low * (1 + RTOL / 4)), high * (1 - RTOL / 4))
         return low
 
 
@@ -161,9 +178,12 @@ class Proven(NamedTuple):
     radius: float
 
 
-def best_proof(table: RemainderTable, rivals: Rivals, tokens: Tensor, ball: UnitBall) -> tuple[Proof, float, float]:
+def best_proof(
+    table: RemainderTable, rivals: Rivals, tokens: Tensor, ball: UnitBall, near: float | None = None
+) -> tuple[Proof, float, float]:
     """Return the proof with the largest radius, this radius, and the radius at which the first order alone ends.
 
+    Radii are looked for near another one first, if one is given.
     :ref:`Lines for ReLU units <kinks>` depend on the radius, so that tables with such units are made again.
     """
     again = table.has_relu and table.cheap
@@ -171,28 +191,28 @@ def best_proof(table: RemainderTable, rivals: Rivals, tokens: Tensor, ball: Unit
     found = None
     # Second orders come last: a table is cheaper than they are, and the lines hardly depend on them.
     if again or not second_order_affordable(table, tokens):
-        found = _refined(plain, rivals, tokens, ball, rounds=ROUNDS if again else 0, second_order=False)
+        found = _refined(plain, rivals, tokens, ball, near, rounds=ROUNDS if again else 0, second_order=False)
     if second_order_affordable(table, tokens):
         exact = Proof(table if found is None else found.proof.table, rivals, tokens, ball)
         rounds = SECOND_ORDER_ROUNDS if again else 0
-        other = _refined(exact, rivals, tokens, ball, rounds=rounds, second_order=True)
+        other = _refined(exact, rivals, tokens, ball, near, rounds=rounds, second_order=True)
         # Second orders may prove less: where there are many tokens, their norms are larger than those of products.
         if found is None and plain.holds(other.radius):
-            found = Proven(plain, plain.radius())
+            found = Proven(plain, plain.radius(other.radius))
         found = other if found is None or other.radius > found.radius else found
     assert found is not None
     return found.proof, found.radius, plain.linear
 
 
 def _refined(
-    proof: Proof, rivals: Rivals, tokens: Tensor, ball: UnitBall, *, rounds: int, second_order: bool
+    proof: Proof, rivals: Rivals, tokens: Tensor, ball: UnitBall, near: float | None, *, rounds: int, second_order: bool
 ) -> Proven:
     """Make tables again while that gains; return the best proof and its radius."""
-    found = Proven(proof, proof.radius())
+    found = Proven(proof, proof.radius(near))
     for _round in range(rounds if found.radius > 0 else 0):
         table = found.proof.table.with_unit_ranges(found.proof.unit_ranges(found.radius))
         proof = Proof(table, rivals, tokens, ball, second_order=second_order)
-        other, before = Proven(proof, proof.radius()), found.radius
+        other, before = Proven(proof, proof.radius(found.radius)), found.radius
         found = other if other.radius > found.radius else found
         if found.radius < GAIN * before:
             break

@@ -210,17 +210,12 @@ def _mlp_stage(f: MLP, X: Tensor, unit_ranges: Tensor | None) -> Stage:
 
 @dataclass(frozen=True, eq=False)
 class SourceNorms:
-    """How much of the remainder of one stage arrives later.
+    """How much of the remainder of one stage arrives later."""
 
-    Attributes:
-        at: Its norms at every stage behind it, by the place of the stage.
-        output: Its columns at the output.
-        output_errors: The errors of random sums of these.
-    """
-
+    # its norms at every stage behind it, by the place of the stage
     at: dict[int, Float[Tensor, "groups norms"]] = field(default_factory=dict)
-    output: list[Tensor] = field(default_factory=list)
-    output_errors: list[Tensor] = field(default_factory=list)
+    output: list[Tensor] = field(default_factory=list)  # its columns at the output
+    output_errors: list[Tensor] = field(default_factory=list)  # the errors of random sums of these
 
     def add(self, place: int, norms: Float[Tensor, "groups norms"]) -> None:
         """Append the norms of more groups at a stage."""

@@ -120,7 +120,9 @@ class SentenceCertifier:
         table, began = self.table, time.perf_counter()
         proven, searches, ends = [], [], [began]
         for tokens, seed in zip(moving, seeds, strict=True):
-            proof, certified, linear = best_proof(table, self.rivals, tokens, ball)
+            # Radii of the words of a sentence are of one order of magnitude.
+            near = proven[-1][0] if proven else None
+            proof, certified, linear = best_proof(table, self.rivals, tokens, ball, near)
             proven.append((certified, linear, proof.slack(certified) if certified > 0 else None))
             # The attack begins where the proof ends: a flip below would refute it.
             far = LARGEST_FLIP * float(torch.linalg.vector_norm(self.embeddings[tokens], ball.p).clamp_min(1e-6))

@@ -24,16 +24,16 @@ def check_place(at: str, layer: int) -> None:
         )
 
 
-def norm_in(metric: object) -> float:
-    """Return the p of the norm that a metric is, given by its name or as a value of ``hs.metrics``.
+def norm_in(metric: str) -> float:
+    """Return the p of the norm that a metric is, given by its name.
 
     Raises:
         AssumptionError: If no certificate is proven in it.
     """
-    name = getattr(metric, "name", metric)
-    if name not in NORMS:
+    if metric not in NORMS:
         raise AssumptionError(
-            f"certificates are proven in the metrics {', '.join(NORMS)}, got {name!r}; for one word, token is total.",
+            f"certificates are proven in the metrics {', '.join(NORMS)} and hs.metrics.weighted, got {metric!r}; "
+            "for one word, token is total.",
             field="metric",
         )
-    return NORMS[name]
+    return NORMS[metric]

@@ -20,19 +20,12 @@ from howsmooth.rounding import ROOT_SHARE
 
 @dataclass(frozen=True, eq=False)
 class FirstOrder:
-    """The first-order change of the input of a stage that the word itself makes, without remainders.
+    """The first-order change of the input of a stage that the word itself makes, without remainders."""
 
-    Attributes:
-        norms: The norms of its images, for a radius of one.
-        columns: Its columns.
-        eps: The radius.
-        ball: The ball in which the word moves.
-    """
-
-    norms: Float[Tensor, " norms"]
-    columns: Float[Tensor, "1 r n d"]
-    eps: float
-    ball: UnitBall
+    norms: Float[Tensor, " norms"]  # the norms of its images, for a radius of one
+    columns: Float[Tensor, "1 r n d"]  # its columns
+    eps: float  # the radius
+    ball: UnitBall  # the ball in which the word moves
 
 
 class Stage(ABC):

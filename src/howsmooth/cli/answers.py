@@ -36,7 +36,7 @@ def print_answer(found: Measurement) -> None:
         longest = max(record.ask.length for record in found.heads)
         last = [record for record in found.heads if whole or record.ask.length == longest]
         _print_grid(
-            f"Worst by head{'' if whole else f' at {longest} tokens'}", last, lambda r: int(r.ask.map[5:]), "{}"
+            f"Worst by head{'' if whole else f' at {longest} tokens'}", last, lambda r: r.ask.map_name.head or 0, "{}"
         )
 
 

@@ -16,6 +16,10 @@ def card(
     out: Annotated[
         str | None, typer.Option("--out", "-o", metavar="FOLDER", help="Where it goes; cards/MODEL by default.")
     ] = None,
+    text: Annotated[
+        str | None,
+        typer.Option("--text", "-t", metavar="FILE", help="In place of Alice, for a model that reads no English."),
+    ] = None,
     device: OptionDevice = None,
     threads: OptionThreads = None,
     as_json: OptionJson = False,
@@ -32,7 +36,9 @@ def card(
     from howsmooth.studies.cards import card as measured
     from howsmooth.studies.cards import write_card
 
-    found = measured(model, protocol=protocol, device=device, progress=lambda said: say(f"{said} …", err=True))
+    found = measured(
+        model, protocol=protocol, text=text, device=device, progress=lambda said: say(f"{said} …", err=True)
+    )
     folder = Path("cards") / Path(found.model).name if out is None else Path(out)
     write_card(found, folder)
     page = write_card_page(found, folder / "card.html")

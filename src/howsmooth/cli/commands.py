@@ -3,6 +3,7 @@
 import importlib
 import io
 import logging
+import os
 import sys
 import tomllib
 import warnings
@@ -14,7 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from howsmooth import __version__
 from howsmooth.cli.memory_errors import too_large
-from howsmooth.cli.printing import in_options, one_line, options_by_keyword, say
+from howsmooth.cli.printing import in_options, one_line, options_by_keyword, say, saying_stages
 from howsmooth.errors import AssumptionError, FileError, HowsmoothError, nearest
 
 # What ``howsmooth --help`` lists, by the question that it answers, without importing any of them.
@@ -156,7 +157,8 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run a command; what cannot be read is refused in one sentence, as every other mistake."""
         try:
-            return super().invoke(ctx)
+            with saying_stages():
+                return super().invoke(ctx)
         except UsageError as error:
             raise _refused(error) from error
 
@@ -232,6 +234,7 @@ def run() -> None:
             stream.reconfigure(errors="replace")  # a terminal without ≤ shows a question mark
     warnings.showwarning = _show_warning
     try:
+        _refuse_groups()
         app(prog_name="howsmooth")
     except HowsmoothError as error:
         _refuse(str(error))
@@ -244,6 +247,15 @@ def run() -> None:
         if sentence is None:
             raise
         _refuse(sentence)
+
+
+def _refuse_groups() -> None:
+    """Refuse to do the same work in every process of a group, into the same folder."""
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
+        raise AssumptionError(
+            "torchrun shares out one long sequence in Python alone, by hs.local_lipschitz(f, X, group=…); for the "
+            "command line leave torchrun out, and share out the windows of a run with --workers."
+        )
 
 
 def _refuse(sentence: str) -> None:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import howsmooth as hs
-from howsmooth.cli.array_files import array_names, is_array_file, read_array, split_source
+from howsmooth.cli.array_files import array_names, is_array_file, read_arrays
 from howsmooth.cli.options import OptionDevice, OptionThreads, checked, set_threads
-from howsmooth.errors import AssumptionError, ShapeError, nearest
+from howsmooth.cli.printing import begin
+from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.models.loading.names import check_family_name, check_model_name
 from howsmooth.models.map_names import MapName
 from howsmooth.search.mechanisms import MECHANISMS, check_kind, of_kind
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 # The arrays of a single head, of a layer of several, and of its biases.
 SINGLE, MANY = ("A", "V"), ("query", "key", "value", "output")
+MOST = 12  # names that are shown
 ARRAYS = (*SINGLE, *MANY, *(f"{name}_bias" for name in MANY))
 
 
@@ -37,7 +39,7 @@ def _of_weights(flag: str, text: str, **more: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSource:
-    """Where one attention layer comes from, as written on the command line: a layer of a model, or files of weights.
+    """Where one attention layer comes from, as written on the command line: a layer of a model, or a file of weights.
 
     The options of the command line are declared here, beside their fields.
     """
@@ -46,7 +48,7 @@ class LayerSource:
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="A built-in name, a folder, a .gguf file or a hub id; or a file of weights, .npz, .npy or "
+            help="A built-in name, a folder, a .gguf file or a hub id; or a file of weights, .npz or "
             ".safetensors, with the arrays A and V of one head, or query, key, value, output and query_bias, … of "
             "several. Rows are outputs, as in torch.nn.Linear.",
             callback=checked(lambda source: is_array_file(source) or check_model_name(source)),
@@ -58,14 +60,6 @@ class LayerSource:
     map: Annotated[str, _of_model("--map", "Which part of the layer: attention, heads or head:3.")] = "attention"
     family: Annotated[
         str | None, _of_model("--family", "The family of a model whose config.json has no model_type.", metavar="bert")
-    ] = None
-    weight: Annotated[
-        list[str] | None,
-        _of_weights(
-            "--weight",
-            "One array from elsewhere, as often as needed: --weight key=layer.npz:k.",
-            metavar="NAME=FILE[:KEY]",
-        ),
     ] = None
     heads: Annotated[int | None, _of_weights("--heads", "How many heads 2-D matrices hold; 1 if left out.")] = None
     scale: Annotated[
@@ -84,41 +78,21 @@ class LayerSource:
         return self.layer is not None or (self.model is not None and not is_array_file(self.model))
 
     @property
-    def _named(self) -> dict[str, str]:
-        """The arrays that were named one by one."""
-        found = {}
-        for given in self.weight or ():
-            name, equals, source = given.partition("=")
-            if not equals:
-                raise AssumptionError(f"--weight takes NAME=FILE[:KEY], as in A=head.npz, got {given!r}.")
-            if name not in ARRAYS:
-                raise AssumptionError(f"a layer has no array {name!r}{nearest(name, ARRAYS)}", field="weight")
-            found[name] = source
-        return found
-
-    @property
-    def sources(self) -> dict[str, str]:
-        """Where each array lies: those of the file of weights, and those named one by one."""
-        named = self._named
-        if self.model is None or self._is_of_model:
-            return named
-        path, key = split_source(self.model)
-        names = [] if key is not None else array_names(path)
-        known = [name for name in ARRAYS if name in names]
-        # one array, or one that is named, is that of a single head
-        return ({name: f"{path}:{name}" for name in known} if known else {"A": self.model}) | named
+    def _path(self) -> Path | None:
+        """The file of weights."""
+        return None if self._is_of_model or self.model is None else Path(self.model)
 
     @property
     def paths(self) -> list[Path]:
         """The files that are read."""
-        return [split_source(source)[0] for source in self.sources.values()]
+        return [] if self._path is None else [self._path]
 
     @property
     def about(self) -> dict[str, str]:
         """What is kept beside an input that was found for this layer."""
         layer = {"model": self.model or "", "layer": str(self.layer), "map": self.map} if self._is_of_model else {}
         family = {"family": self.family} if self.family else {}
-        return {"howsmooth": hs.__version__} | layer | family | self.sources
+        return {"howsmooth": hs.__version__} | layer | family | ({"weights": str(self._path)} if self._path else {})
 
     def check(self) -> None:
         """Refuse what contradicts itself or is not there, before torch is imported."""
@@ -132,8 +106,7 @@ class LayerSource:
             raise AssumptionError("--layer is that of a model; name the model first, as in minilm --layer 4.")
         if self.layer is None:
             raise AssumptionError(f"{self.model!r} is a model; say which of its layers with --layer.", field="layer")
-        of_weights = ("weight", "heads", "scale", "causal")
-        given = [f"--{name}" for name in of_weights if getattr(self, name) not in (None, False, [])]
+        given = [f"--{name}" for name in ("heads", "scale", "causal") if getattr(self, name) not in (None, False)]
         if given:
             raise AssumptionError(f"a layer of a model has its own weights; leave out {' and '.join(given)}.")
         if self.layer < 0:
@@ -154,33 +127,34 @@ class LayerSource:
                 f"--map {self.map} is a part of a model's layer; weights in files are one whole. Leave it out.",
                 field="map",
             )
-        given = set(self.sources)
+        names = [] if self._path is None else array_names(self._path)
+        given = {name for name in ARRAYS if name in names}
         if given & set(SINGLE) and given - set(SINGLE):
             raise AssumptionError(
                 "a layer is either A and V, one head, or query, key and value; got "
                 f"{', '.join(name for name in ARRAYS if name in given)} together."
             )
         if "A" not in given and not {"query", "key", "value"} <= given:
+            listed = ", ".join(names[:MOST] + [f"and {len(names) - MOST} more"] * (len(names) > MOST))
             raise AssumptionError(
-                "give a model and its --layer, as in minilm --layer 4, or a file of weights with A, or query, key and "
-                f"value; got {', '.join(name for name in ARRAYS if name in given) or 'none of them'}."
+                "give a model and its --layer, as in minilm --layer 4, or a file of weights with arrays called A, or "
+                f"query, key and value; got {listed or 'none of them'}."
             )
         if "output_bias" in given and "output" not in given:
-            raise AssumptionError("output_bias is added by the output projection; give output too.", field="weight")
+            raise AssumptionError("output_bias is added by the output projection; give output too.")
         if self.heads is not None and self.heads < 1:
             raise AssumptionError(f"--heads must be at least 1, got {self.heads}.", field="heads")
         if (self.heads or 1) != 1 and "A" in given:
             raise AssumptionError("--heads splits query, key and value, but A is one head.", field="heads")
         if self.scale is not None and not math.isfinite(self.scale):
             raise AssumptionError(f"scale must be finite, got {self.scale}.", field="scale")
-        for source in self.sources.values():
-            split_source(source)
 
     def read(self) -> "MultiHead":
         """Read every file and build the layer of its kind, on its device; one dtype for all, float64 if any needs it.
 
         From here on torch uses as many threads as were asked for.
         """
+        begin(f"Reading {self.model or ', '.join(self.sources.values())}")
         set_threads(self.threads)
         found = of_kind(self._read(), self.kind)
         return found if self.device is None else found.to(device=self.device)
@@ -188,9 +162,10 @@ class LayerSource:
     def _read(self) -> "Attention":
         import torch
 
-        if self._is_of_model:
+        if self._path is None:
             return self._layer_of_model()
-        read = {name: read_array(source, name) for name, source in self.sources.items()}
+        names = array_names(self._path)
+        read = read_arrays(self._path, [name for name in ARRAYS if name in names])
         double = any(x.dtype == torch.float64 for x in read.values())
         arrays = {name: x.to(torch.float64 if double else torch.float32) for name, x in read.items()}
         found = _single_head(arrays, self.causal) if "A" in arrays else self._many_heads(arrays)

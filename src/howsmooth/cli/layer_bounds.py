@@ -22,7 +22,7 @@ from howsmooth.cli.options import (
     option_groups,
     whole_numbers,
 )
-from howsmooth.cli.printing import ascent_bar, print_json, visible_console
+from howsmooth.cli.printing import ascent_bar, go_on, print_json, visible_console
 from howsmooth.report.saving import save_chart
 from howsmooth.search.mechanisms import COUNTING, require_count
 from howsmooth.wording import at_least, number, percent
@@ -58,10 +58,16 @@ def bounds(
     attention = source.read()
     require_room(n, attention.d)
 
+    from howsmooth.search.brackets import bracket_below
+    from howsmooth.theory.tables import smallest_in
+
+    go_on("Applying every theorem")
     with within_reach(n, radius):
         ladder = hs.bounds.table(attention, n=n, radius=radius, metric=metric)
+        go_on("Looking for the worst input")
         with ascent_bar(search) as progress:
-            bracket = hs.bracket(
+            bracket = bracket_below(
+                smallest_in(ladder, n=n, radius=radius),
                 attention,
                 n=n,
                 radius=radius,

@@ -3,6 +3,8 @@
 import functools
 import re
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from howsmooth.markup import strict_json
-from howsmooth.wording import at_least, visible
+from howsmooth.wording import at_least, duration, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,6 +91,49 @@ def in_options(text: str, options: Mapping[str, str] = options_by_keyword) -> st
     text = keyword.sub(written, text)
     text = re.sub(rf"(?<![\w'\"/.-])({known})(?![\w'\"=])", lambda m: options[m[1]] if "_" in m[1] else m[1], text)
     return re.sub(rf"^({known})(?= must\b)", lambda m: options[m[1]], text)
+
+
+# How many seconds lie between two lines about the same work.
+EVERY = 30.0
+# What the command that runs is at, and since when; nothing while a bar or a line says so in more detail.
+_stage: dict[str, Any] = {"said": "", "began": 0.0}
+
+
+def begin(what: str) -> None:
+    """Say at once what begins, on standard error; every half minute says so again."""
+    _tell(f"{what} …")
+    go_on(what)
+
+
+def _tell(line: str) -> None:
+    """Print a line about the work; a program that reads what this one prints, in the same process, wants answers."""
+    if sys.stderr is sys.__stderr__:
+        say(line, err=True)
+
+
+def go_on(what: str = "") -> None:
+    """Change what is said every half minute; nothing, if nothing is given."""
+    _stage.update(said=what, began=time.monotonic())
+
+
+@contextmanager
+def saying_stages() -> Iterator[None]:
+    """Repeat every half minute what :func:`begin` said last, while a command runs."""
+    over = threading.Event()
+
+    def talk() -> None:
+        while not over.wait(EVERY):
+            if _stage["said"]:
+                _tell(f"howsmooth: {_stage['said']}, {duration(time.monotonic() - _stage['began'])} so far")
+
+    go_on()
+    talking = threading.Thread(target=talk, daemon=True)
+    talking.start()
+    try:
+        yield
+    finally:
+        over.set()
+        go_on()
 
 
 AscentProgress = Callable[[int, float], None]

@@ -3,9 +3,10 @@
 import inspect
 import json
 import sys
+import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -14,7 +15,7 @@ import typer
 import howsmooth as hs
 from howsmooth.cli.app import INTERRUPTED, stoppable
 from howsmooth.cli.options import OptionJson, checked, option_groups
-from howsmooth.cli.printing import print_json, say, visible_console
+from howsmooth.cli.printing import begin, go_on, print_json, say, visible_console
 from howsmooth.errors import AssumptionError, ConvergenceWarning, FileError
 from howsmooth.models.loading.names import RANDOM
 from howsmooth.report.drawing.token_text import running_text
@@ -25,7 +26,7 @@ from howsmooth.studies.plans.measurement_plan import Measuring, planned
 from howsmooth.studies.runs.database import check_writable
 from howsmooth.studies.runs.store import Store
 from howsmooth.tokens.swap_settings import read_candidates
-from howsmooth.wording import at_least, count, number
+from howsmooth.wording import at_least, count, duration, number
 
 if TYPE_CHECKING:
     from howsmooth.certificates.synonyms import Synonyms
@@ -104,12 +105,30 @@ class RunOptions:
                 "and --scheduler.",
                 field="streamed",
             )
+        go_on()  # the bar, or its lines, say more
         try:
             with watching() as progress:
                 sweep(asks, store, execute=execute, retry_failed=self.retry_failed, progress=progress)
         except KeyboardInterrupt:
             return True
         return False
+
+
+@dataclass
+class Bounding:
+    """How far the bounds of layers are, and how long the rest takes at this rate."""
+
+    layers: int
+    done: int = -1
+    began: float = field(default_factory=time.monotonic)
+
+    def next(self, layer: int) -> None:
+        """Say which layer is next."""
+        self.done += 1
+        each = (time.monotonic() - self.began) / max(self.done, 1)
+        left = f", about {duration(each * (self.layers - self.done))} left" if self.done else ""
+        what = f"Bounds of layer {layer}, {self.done} of at most {self.layers} layers done{left}"
+        (go_on if self.done else begin)(what)
 
 
 @option_groups
@@ -126,6 +145,7 @@ def measure(measuring: Measuring, options: RunOptions) -> None:
     from howsmooth.cli.answers import print_answer, print_compositions
     from howsmooth.studies.resources import Resources
 
+    begin(f"Reading {measuring.model}")
     resources = Resources()
     made = planned(measuring, resources)
     for remark in made.subject.remarks:
@@ -138,7 +158,10 @@ def measure(measuring: Measuring, options: RunOptions) -> None:
         interrupted = options.answer(made.every, store, execute)
         kept, failures = store.keys(), store.failures(made.every)
         done = kept & {ask.key for ask in made.every}
-        found = made.result(store, bounded=not interrupted) if done & set(made.plan.keys) else None
+        bounding = Bounding(layers=len({ask.layer for ask in made.asks}))
+        progress = None if interrupted else bounding.next
+        summed_up = bool(done & set(made.plan.keys))
+        found = made.result(store, bounded=not interrupted, progress=progress) if summed_up else None
         composed = made.compositions(store)
     if found is not None:
         if options.as_json:
@@ -272,6 +295,7 @@ def _print_synonyms(row: dict[str, Any]) -> None:
 
 def fill_run(kind: Kind, settings: Any, options: RunOptions) -> None:
     """Plan, answer what is not stored yet, print the results, write the page, and exit with a code that tells."""
+    begin(f"Reading {settings.model}")
     from howsmooth.studies.resources import Resources
 
     declared = cast(RunCommand, kind.command)

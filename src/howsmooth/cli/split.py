@@ -2,18 +2,15 @@
 
 import json
 import math
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import howsmooth as hs
-from howsmooth.cli.array_files import read_array, split_source
 from howsmooth.cli.layer import LayerSource
 from howsmooth.cli.options import OptionFigure, OptionJson, option_groups
 from howsmooth.cli.printing import print_json, say
-from howsmooth.errors import AssumptionError, FileError, ShapeError
+from howsmooth.errors import AssumptionError, FileError
 from howsmooth.files import read_bytes, require_memory, require_size
 from howsmooth.report.saving import save_chart
 from howsmooth.wording import at_least, number, percent
@@ -28,75 +25,27 @@ LARGEST = 1e150
 PAIR = 8 * 4 * 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeasureFiles:
-    """The files of a measure: a sequence of tokens and their masses, or a saved measure."""
-
-    tokens: Annotated[
-        str | None, typer.Option("--tokens", metavar="FILE[:KEY]", help="The atoms, (n, d): a sequence.")
-    ] = None
-    masses: Annotated[
-        str | None, typer.Option("--masses", metavar="FILE[:KEY]", help="Their masses, (n,); equal if left out.")
-    ] = None
-    measure: Annotated[
-        str | None, typer.Option("--measure", metavar="FILE", help="A saved measure instead, .json or .safetensors.")
-    ] = None
-
-    def check(self) -> None:
-        """Refuse files that are missing or too many, before any is opened."""
-        if (self.tokens is None) == (self.measure is None):
-            raise AssumptionError(
-                "give the atoms, either --tokens FILE[:KEY], a sequence (n, d), or --measure FILE; "
-                "or draw --map-1d A=-1,V=1.",
-                field="tokens",
-            )
-        if self.masses is not None and self.measure is not None:
-            raise AssumptionError("a saved measure has masses of its own; leave --masses out.", field="masses")
-        for source in (self.tokens, self.masses):
-            if source is not None:
-                split_source(source)
-        if self.measure is not None and not self.measure.endswith((".json", ".safetensors")):
-            raise FileError(f"a measure is a .json or .safetensors file, got {self.measure!r}.", field="measure")
-        if self.measure is not None and not Path(self.measure).is_file():
-            raise FileError(f"there is no file {self.measure!r}.", field="measure")
-
-    def read(self, *, causal: bool) -> "DiscreteMeasure":
-        """Read the measure; a sequence that masked attention sees has positions too."""
-        if self.measure is not None:
-            return _saved(self.measure)
-        points = read_array(self.tokens or "", "tokens")
-        if points.ndim != 2:
-            raise ShapeError(f"tokens must be a sequence, (n, d), got the shape {tuple(points.shape)}.", field="tokens")
-        weights = None if self.masses is None else read_array(self.masses, "masses").to(points)
-        if weights is not None and weights.shape != points.shape[:1]:
-            shape = tuple(weights.shape)
-            raise ShapeError(
-                f"masses must have one entry for each of {len(points)} tokens, got {shape}.", field="masses"
-            )
-        return hs.transport.DiscreteMeasure(
-            points, weights, hs.transport.DiscreteMeasure.from_sequence(points, causal=causal).positions
-        )
-
-
-def _saved(path: str) -> "DiscreteMeasure":
+def read_measure(path: str) -> "DiscreteMeasure":
+    """Read a saved measure."""
+    if not path.endswith((".json", ".safetensors")):
+        raise FileError(f"a measure is a .json or .safetensors file, got {path!r}.", field="measure")
     if path.endswith(".safetensors"):
-        require_size(path, "a measure", field="measure")
+        require_size(path, "a measure", field="measure", missing=False)
         return hs.transport.DiscreteMeasure.load(path)
     try:
         return hs.transport.DiscreteMeasure.from_json(read_bytes(path, "a measure", field="measure").decode())
-    except UnicodeDecodeError as error:
-        raise FileError(f"{path!r} cannot be read: {error}.", field="measure") from error
-    except RecursionError as error:
-        raise FileError(f"{path!r} is nested too deeply for a measure.", field="measure") from error
-    except (OverflowError, RuntimeError) as error:  # torch says it in one way or the other
-        raise FileError(f"{path!r} holds a number that is too large for a float.", field="measure") from error
+    except (UnicodeDecodeError, RecursionError, OverflowError, RuntimeError) as error:
+        raise FileError(f"{path!r} cannot be read as a measure: {error}.", field="measure") from error
 
 
 @option_groups
 def split(
     *,
     source: LayerSource,
-    files: MeasureFiles,
+    measure: Annotated[
+        str | None,
+        typer.Option("--measure", metavar="FILE", help="Atoms and masses, saved as .json or .safetensors."),
+    ] = None,
     eps: Annotated[float, typer.Option("--eps", help="How far the attack moves.")] = 1e-3,
     map_1d: Annotated[
         str | None, typer.Option("--map-1d", metavar="A=…,V=…", help="All pairs of equal masses on the line instead.")
@@ -122,11 +71,15 @@ def split(
             "--figure draws the map of --map-1d; without it there is nothing to draw.", field="figure"
         )
     source.check()
-    files.check()
+    if measure is None:
+        raise AssumptionError(
+            "give the atoms and their masses as --measure FILE, as DiscreteMeasure.save writes it; "
+            "or draw --map-1d A=-1,V=1.",
+            field="measure",
+        )
     if not 0 < eps < math.inf:
         raise AssumptionError(f"eps must be positive and finite, got {eps}.", field="eps")
-    attention = source.read()
-    _attack(attention, files.read(causal=attention.positions.causal), eps, as_json)
+    _attack(source.read(), read_measure(measure), eps, as_json)
 
 
 def parse_form(text: str) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from howsmooth.errors import AssumptionError, FileError
 from howsmooth.report.saving import checked_target, save_chart
 from howsmooth.studies.json_values import columns
 from howsmooth.studies.runs.database import FILE
-from howsmooth.studies.runs.store import Store, flat, write_table
+from howsmooth.studies.runs.store import Store, flat, require_run, write_table
 from howsmooth.studies.settings import command
 from howsmooth.wording import count
 
@@ -139,6 +139,8 @@ def compare(
         return
     if others:
         raise AssumptionError(f"runs are compared in twos, got {len(paths)}; cards can be more.", field="others")
+    for path in (first, second):  # before torch is imported
+        require_run(path)
     found = hs.compare(first, second, map=part, per_head=per_head, confidence=confidence)
     if figure is not None:
         save_chart(found.chart(), figure)

@@ -15,7 +15,7 @@ from howsmooth.cli.options import (
     OptionThreads,
     set_threads,
 )
-from howsmooth.cli.printing import print_json, say
+from howsmooth.cli.printing import begin, go_on, print_json, say
 from howsmooth.errors import AssumptionError, UnsupportedModelError
 from howsmooth.models.inputs.text import read_text
 from howsmooth.models.loading.names import RANDOM
@@ -95,10 +95,12 @@ def swap(
     content = str(sentence) if text is None else read_text(text).content
     listed = None if candidates is None else read_candidates(candidates)
 
+    begin(f"Reading {model}")
     set_threads(threads)
     transformer = hs.load(model, device=device)
     transformer.check_map(map, layer)
     tokens = read_tokens(transformer, content, whole=text is None, n=n, round_trip=not any_token)
+    go_on("Comparing swaps")
     found = hs.swap(
         transformer,
         tokens,

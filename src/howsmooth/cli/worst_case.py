@@ -22,7 +22,7 @@ from howsmooth.cli.options import (
     option_groups,
     set_threads,
 )
-from howsmooth.cli.printing import ascent_bar, print_json, visible_console
+from howsmooth.cli.printing import ascent_bar, begin, go_on, print_json, visible_console
 from howsmooth.errors import AssumptionError
 from howsmooth.models.inputs.text import ALICE, read_text
 from howsmooth.models.loading.names import check_tokenizer
@@ -115,6 +115,7 @@ class NearText:
 
     def read(self, source: LayerSource, n: int) -> "tuple[Any, Tensor, list[str]]":
         """Return a map of the model, what enters it at the window, and what the tokens of the window look like."""
+        begin(f"Reading {source.model}")
         import torch
 
         from howsmooth.models.inputs.text import tokens_of
@@ -221,6 +222,7 @@ def _near_text(source: LayerSource, near: NearText, n: int, how: SearchOptions) 
     how.begin(source, n)
     f, X, pieces = near.read(source, n)
     require_room(n, X.shape[-1])
+    go_on("Looking for the worst input near the text")
 
     from torch import nn
 
@@ -246,6 +248,7 @@ def _in_ball(source: LayerSource, n: int, radius: float, how: SearchOptions) -> 
     how.begin(source, n)
     attention = source.read()
     require_room(n, attention.d)
+    go_on("Looking for the worst input, and for the smallest bound")
 
     ascent = how.ascent
     with within_reach(n, radius):

@@ -255,29 +255,30 @@ class AttentionRows:
 
     where :math:`r_{ij}` is the query of i, pulled back through rotation and norm of the key at j, and rows of
     :math:`C_i` are pulled back through those of the query at i. For a cotangent y of output token i, all
-    :math:`J_{ij}^\top y` lie in the span of two vectors for each head, the pulled values :math:`z^h = V^{h\top}u^h` and
-    the keys :math:`K^{h\top}r^h_{ij}`, but for j = i. Their norms, and sums over j, need only their Gram matrices.
+    :math:`J_{ij}^\top y` lie in the span of the pulled values :math:`z^h = V^{h\top}u^h`, the pulled queries (at j = i)
+    and the keys: one vector :math:`K^{h\top}r^h_i` for each head if all keys see the same query, all rows of the key
+    projections if not. Their norms, and sums over j, need only coordinates in this span and its Gram matrix.
     """
 
-    at: Int[Tensor, " rows"]  # which output tokens these are
-    P: Float[Tensor, "rows heads n"]
+    P: Float[Tensor, "rows heads_and_own n"]  # the weights of every head, and one for the token itself
     c: Float[Tensor, "rows heads n v"]  # how the means move with the scores
-    r: Float[Tensor, "rows heads columns k"]  # queries as seen by each key; one column if all keys see the same
     C: Float[Tensor, "rows heads v k"]  # the factors of the query term
-    queries: Float[Tensor, "hk joined"]  # [Q, QKᵀ]: the query projections, and what all key projections see of them
-    values: Float[Tensor, "heads v joined"]  # [V, VKᵀ]: the same for values
+    queries: Float[Tensor, "hk joined"]  # Q; [Q, QKᵀ] where keys see different queries
+    values: Float[Tensor, "heads v joined"]  # V, or likewise [V, VKᵀ]
     output: Float[Tensor, "out hv"] | None  # the output projection, or none
-    key_grams: Float[Tensor, "rows heads heads columns"]  # the products of keys with keys, as each row sees them
+    r: Float[Tensor, "rows groups shared k n"] | None  # queries as seen by each key, where they differ
+    keys: Float[Tensor, "rows heads d"] | None  # what each row sees of all keys, where it is the same
+    key_grams: Float[Tensor, "rows_or_1 b b"]  # the products of these with each other, or KKᵀ for every row
 
     @property
     def out(self) -> int:
         """The dimension of an output token."""
-        return self.P.shape[1] * self.c.shape[-1] if self.output is None else self.output.shape[0]
+        return self.c.shape[1] * self.c.shape[-1] if self.output is None else self.output.shape[0]
 
     def take(self, index: Int[Tensor, " some"]) -> "AttentionRows":
         """Pick some of the rows."""
-        by_row = {name: getattr(self, name)[index] for name in ("at", "P", "c", "r", "C", "key_grams")}
-        return dataclasses.replace(self, **by_row)
+        names = ("P", "c", "C", "r") if self.keys is None else ("P", "c", "C", "keys", "key_grams")
+        return dataclasses.replace(self, **{name: getattr(self, name)[index] for name in names})
 
     def step(
         self, Y: Float[Tensor, "rows out"], w: Float[Tensor, "rows n"] | None
@@ -286,61 +287,43 @@ class AttentionRows:
 
         Without weights these are the norms themselves. For all rows it costs about three products.
         """
-        P, c, r, C, heads = self.P, self.c, self.r, self.C, self.P.shape[1]
-        split = self.values.shape[-1] - len(self.queries), len(self.queries)
-        same = r.shape[2] == 1  # every key sees the same query
-        r_own = r.squeeze(2) if same else r[torch.arange(len(r), device=r.device), :, self.at]
-        own_column = self.at.unsqueeze(1)
-        own_columns = own_column.unsqueeze(1).expand(-1, heads, -1)
+        P, c, C, keys, heads = self.P, self.c, self.C, self.keys, self.c.shape[1]
         u = (Y if self.output is None else Y @ self.output).unflatten(-1, (heads, -1))
         # rows times matrices throughout: batched products with columns take a slow path
         t = (u.unsqueeze(2) @ c.mT).squeeze(2)
-        z, z_keys = (u.transpose(0, 1) @ self.values).transpose(0, 1).split(split, -1)
-        own, own_keys = ((u.unsqueeze(2) @ C).flatten(1) @ self.queries).split(split, -1)
-        z_keys = _seen(z_keys.unflatten(-1, (heads, -1)), r)
-        own_keys = (own_keys.unflatten(-1, (heads, -1)) * r_own).sum(-1, keepdim=True)
-        own_values = (own.unsqueeze(1) @ z.mT).mT
-        # the products of J_ij^T y with the values of each head, and with the keys
-        on_values = (z @ z.mT) @ P + _contract(z_keys.transpose(1, 2), t)
-        on_keys = _contract(z_keys, P) + _contract(self.key_grams, t)
-        on_values.scatter_add_(2, own_columns, own_values)
-        on_keys.scatter_add_(2, own_columns, own_keys)
-        P_own, t_own = P.gather(2, own_columns), t.gather(2, own_columns)
-        squares = (P * on_values).sum(1) + (t * on_keys).sum(1)
-        own_squares = (P_own * own_values + t_own * own_keys).sum(1) + own.square().sum(-1, keepdim=True)
-        sizes = squares.scatter_add_(1, own_column, own_squares).clamp_min(0).sqrt()
-        a = 1 / (torch.where(sizes > 0, sizes, 1.0) if w is None else w)
-        weighted = P * a.unsqueeze(1)
-        a_own = a.gather(1, own_column)
-        values = (weighted @ P.mT) @ z + (P_own * a_own.unsqueeze(-1)) * own.unsqueeze(1)
-        if same:
-            keys = (weighted @ t.mT).unsqueeze(-1) * r.transpose(1, 2)
+        own = (u.unsqueeze(2) @ C).flatten(1) @ self.queries
+        Z = torch.cat(((u.transpose(0, 1) @ self.values).transpose(0, 1), own.unsqueeze(1)), 1)
+        if keys is None:
+            Z, Z_keys = Z.tensor_split((-self.key_grams.shape[-1],), -1)
+            t = self._sum_of_keys(t)
         else:
-            keys = ((t.unsqueeze(2) * weighted.unsqueeze(1)) @ r).transpose(1, 2)
-        moved = torch.cat((values, keys.flatten(2)), -1).transpose(0, 1) @ self.values.mT
-        moved = moved.transpose(0, 1) + ((a.unsqueeze(1) * on_keys).unsqueeze(2) @ c).squeeze(2)
-        pulled = torch.cat(((P_own.mT @ z).squeeze(1) + own, (t_own * r_own).flatten(1)), -1)
-        queries = ((a_own * pulled) @ self.queries.mT).unflatten(-1, (heads, -1))
-        moved = (moved + (queries.unsqueeze(2) @ C.mT).squeeze(2)).flatten(1)
+            Z_keys = Z @ keys.mT
+        # J_ij^T y is P_ij Z plus t_ij times the keys; its products with both follow
+        on_values = (Z @ Z.mT) @ P + Z_keys @ t
+        on_keys = Z_keys.mT @ P + self.key_grams @ t
+        sizes = ((P * on_values).sum(1) + (t * on_keys).sum(1)).clamp_min(0).sqrt()
+        a = (1 / (torch.where(sizes > 0, sizes, 1.0) if w is None else w)).unsqueeze(1)
+        weighted = P * a
+        pulled, on_heads = (weighted @ P.mT) @ Z, a * on_keys
+        if keys is None:
+            pulled, on_heads = torch.cat((pulled, weighted @ t.mT), -1), self._on_heads(on_heads)
+        else:
+            pulled = pulled.baddbmm_(weighted @ t.mT, keys)
+        moved = (pulled[:, :-1].transpose(0, 1) @ self.values.mT).transpose(0, 1)
+        query = (pulled[:, -1] @ self.queries.mT).unflatten(-1, (heads, 1, -1))
+        moved = (moved + (on_heads.unsqueeze(2) @ c + query @ C.mT).squeeze(2)).flatten(1)
         return (moved if self.output is None else moved @ self.output.mT), sizes
 
+    def _sum_of_keys(self, t: Float[Tensor, "rows heads n"]) -> Float[Tensor, "rows gk n"]:
+        """Return what multiplies the rows of the key projections: the sum over heads that share them."""
+        assert self.r is not None
+        return (t.unflatten(1, self.r.shape[1:3]).unsqueeze(3) * self.r).sum(2).flatten(1, 2)
 
-def _seen(
-    x: Float[Tensor, "rows heads heads k"], r: Float[Tensor, "rows heads columns k"]
-) -> Float[Tensor, "rows heads heads columns"]:
-    """Return the products with the queries that each key of the second head sees."""
-    if r.shape[2] == 1:
-        return (x * r.transpose(1, 2)).sum(-1, keepdim=True)
-    return (x.transpose(1, 2) @ r.mT).transpose(1, 2)
-
-
-def _contract(
-    grams: Float[Tensor, "rows heads heads columns"], x: Float[Tensor, "rows heads n"]
-) -> Float[Tensor, "rows heads n"]:
-    """Sum over the first head; one column serves all."""
-    if grams.shape[-1] == 1:
-        return grams.squeeze(-1).mT @ x
-    return (grams * x.unsqueeze(2)).sum(1)
+    def _on_heads(self, on_keys: Float[Tensor, "rows gk n"]) -> Float[Tensor, "rows heads n"]:
+        """Apply the transpose of :meth:`_sum_of_keys`."""
+        assert self.r is not None
+        groups, _shared, k, _n = self.r.shape[1:]
+        return (on_keys.unflatten(1, (groups, 1, k)) * self.r).sum(3).flatten(1, 2)
 
 
 def attention_rows(J: AttentionJacobian) -> AttentionRows | None:
@@ -355,28 +338,38 @@ def attention_rows(J: AttentionJacobian) -> AttentionRows | None:
     if n * n * widest > MOST_ENTRIES:
         return None
     heads, shared = layout.heads, layout.shared
-    P = torch.zeros(n, heads, n, dtype=J.dtype, device=J.device)
+    P = torch.zeros(n, heads + 1, n, dtype=J.dtype, device=J.device)
+    P[:, -1].fill_diagonal_(1.0)
     c = torch.zeros(n, heads, n, layout.v, dtype=J.dtype, device=J.device)
     for tile, weights, slope in pattern.parts():
-        P[tile.rows, :, tile.columns] = unstack(weights.P, tile).flatten(0, 1).transpose(0, 1)
+        P[tile.rows, :-1, tile.columns] = unstack(weights.P, tile).flatten(0, 1).transpose(0, 1)
         sensitivity = _score_sensitivity(weights, slope, pattern.v[:, tile.columns], tile)
         c[tile.rows, :, tile.columns] = sensitivity.flatten(0, 1).transpose(0, 1)
     W = projections.weight.reshape(-1, J.domain[1])
     Q, K, V = W.split([heads * layout.k, layout.groups * layout.k, layout.groups * layout.v])
-    K, V = (x.unflatten(0, (layout.groups, -1)).repeat_interleave(shared, 0) for x in (K, V))
+    V = V.unflatten(0, (layout.groups, -1)).repeat_interleave(shared, 0)
     C = (c.mT @ J.scaled_k.repeat_interleave(shared, 0)).transpose(0, 1)
-    r, keys = _seen_queries(J, pattern.q.flatten(0, 1)), K.flatten(0, 1).mT
-    pulled = (r.flatten(1, 2) @ (K @ keys)).unflatten(-1, (heads, -1)).unflatten(1, r.shape[1:3])
+    r, keys, q = None, None, pattern.q.flatten(0, 1)
+    if projections.rotation is None and projections.key_norm is None and projections.transforms.key is None:
+        keys = (q @ K.unflatten(0, (layout.groups, -1)).repeat_interleave(shared, 0)).transpose(0, 1).contiguous()
+        grams = keys @ keys.mT
+    else:
+        # the query of every row, as one cotangent of all keys
+        at = q.transpose(0, 1).unflatten(1, (layout.groups, -1)).movedim(2, 1).flatten(0, 1).unsqueeze(2)
+        seen = _stages(at.expand(-1, -1, n, -1), J, projections.transforms.key, projections.key_norm)
+        r = seen.unflatten(0, (n, shared)).permute(0, 2, 1, 4, 3).contiguous()
+        Q, V, grams = torch.cat((Q, Q @ K.mT), -1), torch.cat((V, V @ K.mT), -1), (K @ K.mT).unsqueeze(0)
+    pulled = _stages(C.movedim(2, 0), J, projections.transforms.query, projections.query_norm)
     return AttentionRows(
-        at=torch.arange(n, device=J.device),
         P=P,
         c=c,
-        r=r.transpose(0, 1).contiguous(),
-        C=_pulled_queries(J, C).transpose(0, 1).contiguous(),
-        queries=torch.cat((Q, Q @ keys), -1),
-        values=torch.cat((V, V @ keys), -1),
+        C=pulled.permute(2, 1, 0, 3).contiguous(),
+        queries=Q,
+        values=V,
         output=None if J.output is None else J.output.reshape(J.output.shape[-2:]),
-        key_grams=torch.einsum("hijgk,gijk->ighj", pulled, r),
+        r=r,
+        keys=keys,
+        key_grams=grams,
     )
 
 
@@ -387,43 +380,23 @@ def _score_sensitivity(
     if isinstance(weights, SoftmaxWeights):
         found = weights.P.unsqueeze(-1) * (v.unsqueeze(1) - (weights.P @ v).unsqueeze(2))
     else:
-        columns = [weights.vjp(v[..., a].unsqueeze(1).expand(weights.P.shape).clone()) for a in range(v.shape[-1])]
-        found = torch.stack(columns, dim=-1)
+        # the derivative is written in place, which goes wrong where memory is not contiguous
+        cotangents = v.movedim(-1, 0).unsqueeze(2).expand(-1, *weights.P.shape).contiguous()
+        found = torch.stack([weights.vjp(D) for D in cotangents], dim=-1)
     found = found if slope is None else found * slope.unsqueeze(-1)
     return found.unflatten(1, (-1, tile.height))
 
 
-def _seen_queries(J: AttentionJacobian, q: Float[Tensor, "heads n lifted"]) -> Float[Tensor, "heads n columns k"]:
-    """Pull the query of every row back through rotation, norm and transform of every key."""
-    projections, layout = J.projections, J.projections.layout
-    if projections.rotation is None and projections.key_norm is None and projections.transforms.key is None:
-        return q.unsqueeze(2)
-    n = J.domain[0]
-    rows = []
-    for i in range(n):
-        at = q[:, i].unflatten(0, (layout.groups, -1)).transpose(0, 1)
-        pulled = [
-            _stages(each[:, None].expand(-1, n, -1), J, projections.transforms.key, projections.key_norm) for each in at
-        ]
-        rows.append(torch.stack(pulled, dim=1).flatten(0, 1))
-    return torch.stack(rows, dim=1)
-
-
-def _pulled_queries(J: AttentionJacobian, C: Float[Tensor, "heads n v lifted"]) -> Float[Tensor, "heads n v k"]:
-    projections = J.projections
-    if projections.rotation is None and projections.query_norm is None and projections.transforms.query is None:
-        return C
-    columns = [_stages(C[:, :, a], J, projections.transforms.query, projections.query_norm) for a in range(C.shape[2])]
-    return torch.stack(columns, dim=2)
-
-
 def _stages(
-    g: Tensor, J: AttentionJacobian, transform: TransformJacobian | None, norm: NormJacobian | JointNormJacobian | None
-) -> Tensor:
-    """Pull cotangents of queries or keys back to the projections."""
-    g = g.reshape(*J.batch, *g.shape)
+    g: Float[Tensor, "many heads n lifted"],
+    J: AttentionJacobian,
+    transform: TransformJacobian | None,
+    norm: NormJacobian | JointNormJacobian | None,
+) -> Float[Tensor, "many heads n k"]:
+    """Pull many cotangents of queries or keys back to the projections."""
+    g = g.reshape(len(g), *J.batch, *g.shape[1:])
     g = g if transform is None else transform.vjp(g)
     g = g if J.projections.rotation is None else J.projections.rotation.T(g)
     if isinstance(norm, NormJacobian):
-        g = norm.vjp(g.contiguous())
-    return g.reshape(g.shape[len(J.batch) :])
+        g = torch.stack([norm.vjp(each) for each in g.contiguous()])
+    return g.reshape(len(g), *g.shape[-3:])

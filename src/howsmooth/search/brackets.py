@@ -12,7 +12,7 @@ from howsmooth.search.mechanisms import is_plain_softmax
 from howsmooth.spectral.solvers import local_lipschitz
 from howsmooth.theory.bounds import smallest_upper
 from howsmooth.theory.inputs import candidates
-from howsmooth.theory.results import Bracket
+from howsmooth.theory.results import Bound, Bracket
 from howsmooth.validation import Seed
 
 
@@ -51,6 +51,23 @@ def bracket(
         1.19
     """
     upper = smallest_upper(attention, n=n, radius=radius, metric=metric)
+    return bracket_below(
+        upper, attention, n=n, radius=radius, search=search, metric=metric, seed=seed, progress=progress
+    )
+
+
+def bracket_below(
+    upper: Bound,
+    attention: MultiHead,
+    *,
+    n: int,
+    radius: float,
+    search: bool = False,
+    metric: str | Metric = "total",
+    seed: Seed = 0,
+    progress: Callable[[int, float], None] | None = None,
+) -> Bracket:
+    """Bracket the constant below an upper bound on the same ball that is known already, as from a table of bounds."""
     if search or not is_plain_softmax(attention):
         # from the same inputs, and never below the best of them
         found = maximise(attention, n=n, domain=Ball(radius), metric=metric, seed=seed, progress=progress)

@@ -6,7 +6,6 @@ from howsmooth.spectral.estimates import NormEstimate as NormEstimate
 from howsmooth.spectral.estimates import ShownTokens as ShownTokens
 from howsmooth.spectral.estimates import SingularValues as SingularValues
 from howsmooth.spectral.estimates import Status as Status
-from howsmooth.spectral.power import power_iteration as power_iteration
 from howsmooth.spectral.solvers import local_lipschitz as local_lipschitz
 from howsmooth.spectral.solvers import singular_values as singular_values
 from howsmooth.spectral.solvers import spectral_norm as spectral_norm

@@ -202,6 +202,8 @@ class RowSearch:
             self._alternate(some, starts)
             unproven = self.upper[some] > self.goal
             some, starts = some[unproven], starts[unproven]
+            if not some.numel():
+                break
             if round_:
                 self._blend(some, starts)
             bounds, starts = self._largest_eigenvalues(some)

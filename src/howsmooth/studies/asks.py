@@ -140,8 +140,8 @@ class AtText(Ask, frozen=True, kw_only=True):
     @property
     def rank(self) -> tuple[Any, ...]:
         """Layer by layer, head by head, window by window."""
-        name, _colon, number = self.map.partition(":")
-        return self.layer, name, int(number or 0) if number.isdecimal() else 0, self.window.index
+        name = self.map_name
+        return self.layer, name.kind, name.head or sum(name.layers), self.window.index
 
     @property
     def length(self) -> int:

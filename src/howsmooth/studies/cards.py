@@ -5,14 +5,14 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from importlib import metadata
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
+from howsmooth import __version__
 from howsmooth.budgets.error_budget import budget
 from howsmooth.certificates.certify import certify
 from howsmooth.errors import AssumptionError, FileError, HowsmoothError, nearest
@@ -59,7 +59,7 @@ PROTOCOLS = {
         windows=4,
         confidence=0.999,
         whole_length=16,
-        whole_windows=2,
+        whole_windows=4,
         schemes=("int8", "int4:g64"),
         passes=16,
         budget_windows=2,
@@ -103,7 +103,7 @@ class Card(ResultTable):
 
     Attributes:
         model: Its name.
-        digest: The sha256 of its weights.
+        digest: A hash of its weights.
         protocol: What was measured.
         version: Of howsmooth.
         numbers: The numbers of the whole model, by name.
@@ -192,7 +192,7 @@ class Card(ResultTable):
             {
                 "format": FORMAT,
                 "howsmooth": self.version,
-                "model": {"name": self.model, "sha256": self.digest, **self.sizes},
+                "model": {"name": self.model, "digest": self.digest, **self.sizes},
                 "protocol": asdict(self.protocol),
                 "numbers": {name: asdict(each) for name, each in self.numbers.items()},
                 "layers": [{name: asdict(each) for name, each in row.items()} for row in self.layers],
@@ -213,7 +213,7 @@ class Card(ResultTable):
             model = dict(found["model"])
             return cls(
                 model=str(model.pop("name")),
-                digest=str(model.pop("sha256")),
+                digest=str(model.pop("digest")),
                 sizes=model,
                 protocol=protocol,
                 version=str(found["howsmooth"]),
@@ -270,6 +270,7 @@ def card(
     model: Any = "minilm",
     *,
     protocol: str = "protocol-1",
+    text: str | os.PathLike[str] | None = None,
     progress: Callable[[str], None] | None = None,
     device: str | None = None,
 ) -> Card:
@@ -281,12 +282,16 @@ def card(
     Args:
         model: What :func:`howsmooth.load` takes, or what it returned.
         protocol: Which protocol.
+        text: A file for models that do not read English, in place of the protocol's text; the card names it, and
+            comparisons with cards of another text say so.
         progress: Called with a sentence before each part.
         device: Where to compute.
     """
     if protocol not in PROTOCOLS:
         raise AssumptionError(f"there is no {protocol!r}{nearest(protocol, PROTOCOLS)}", field="protocol")
     rules, started = PROTOCOLS[protocol], time.monotonic()
+    if text is not None:
+        rules = replace(rules, text=os.fspath(text))
     found = model if isinstance(model, Transformer) else load(model, device=device)
     tell = progress or (lambda _said: None)
     tell(f"{found.name}: {protocol} takes about {duration(FORWARD_PASSES * _forward_seconds(found, rules))}")
@@ -311,17 +316,14 @@ def card(
             numbers |= part()
         except HowsmoothError as error:
             notes.append(f"without {name}: {str(error).rstrip('.')}")
-    heads = getattr(getattr(found.module, "config", None), "num_attention_heads", None)  # own modules have none
-    sizes = {
-        "parameters": sum(x.numel() for x in found.module.parameters()),
-        "layers": len(found.layers),
-        **({"heads": int(heads)} if isinstance(heads, int) else {}),
-    }
+    sizes = {"parameters": sum(x.numel() for x in found.module.parameters()), "layers": len(found.layers)}
+    if (attention := found.layers[0].attention) is not None:  # what is differentiated by autograd does not say
+        sizes |= {"heads": found.layers[0].head_count, "width": attention.d}
     return Card(
         model=found.name,
         digest=found.digest,
-        protocol=rules,
-        version=metadata.version("howsmooth"),
+        protocol=rules if text is None else replace(rules, text=f"{Path(text).name} {read_text(text).digest}"),
+        version=__version__,
         numbers=numbers,
         layers=tuple(layers),
         notes=tuple(dict.fromkeys((*notes, *measured.notes))),

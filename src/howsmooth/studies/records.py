@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable
 from importlib import metadata
 from typing import Any, Generic, TypeVar
 
+from howsmooth import __version__
 from howsmooth.studies.asks import Answer, Ask
 from howsmooth.studies.json_values import JsonValue, fingerprint
 
@@ -32,7 +33,7 @@ def this_machine() -> Machine:
 @functools.cache
 def _described(threads: int) -> Machine:
     return Machine(
-        howsmooth=metadata.version("howsmooth"),
+        howsmooth=__version__,
         torch=metadata.version("torch"),
         transformers=metadata.version("transformers"),
         python=platform.python_version(),

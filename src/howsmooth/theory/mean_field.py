@@ -64,6 +64,7 @@ def sharp_mean_field_upper(attention: Attention, *, radius: float, p: float = 2.
     """
     _require_exponent(p, above=False)
     heads = _unmasked_heads(attention, "the mean-field bound", radius)
+    # Scores in the ball differ by at most 2c, so weights are at most e^{2c} times uniform ones.
     logs = [log_sum((math.log1p(2 * c) + 2 * c / p, log(c))) for c in _contrasts(heads, radius)]
     domain = measures_in_ball(radius) if p == 2 else f"{measures_in_ball(radius)} in W_{p:g}"
     source = "ours: weights ≤ e^2c × uniform"

@@ -47,21 +47,21 @@ def table(
     """
     uppers = _uppers(attention, n, radius, metric)
     n, radius = int(n), float(radius)
-    if as_metrics(metric).name != "total":
-        found = sorted((x for x in uppers if isinstance(x, Bound)), key=lambda bound: bound.log_value)
-        return BoundsTable(bounds=tuple(found), refused=tuple(x for x in uppers if isinstance(x, NotApplicable)))
-    if not isinstance(attention, Attention):  # explicit inputs are known for the softmax alone
-        published = [_outcome(theorem, attention, n=n) for theorem in PUBLISHED]
-        found = [x for x in (*uppers, *published) if isinstance(x, Bound)]
-        found.sort(key=lambda bound: bound.log_value)
-        return BoundsTable(bounds=tuple(found), refused=tuple(x for x in uppers if isinstance(x, NotApplicable)))
-    lowers = [
-        _outcome(discrete_lower, attention, n=n, radius=radius),
-        _outcome(kim_lower, attention, n=n, radius=radius),
-        _outcome(sharp_lower, attention, n=n, radius=radius, heads=heads),
-    ]
-    outcomes = [*lowers, *uppers]
-    found = [dataclasses.replace(x, domain=in_ball(n, radius)) for x in outcomes if isinstance(x, Bound)]
+    outcomes, total = uppers, as_metrics(metric).name == "total"
+    if total and isinstance(attention, Attention):  # explicit inputs are known for the softmax alone
+        lowers = [
+            _outcome(discrete_lower, attention, n=n, radius=radius),
+            _outcome(kim_lower, attention, n=n, radius=radius),
+            _outcome(sharp_lower, attention, n=n, radius=radius, heads=heads),
+        ]
+        # whatever else their theorems are about, here they are bounds on the ball
+        where = in_ball(n, radius)
+        outcomes = [dataclasses.replace(x, domain=where) if isinstance(x, Bound) else x for x in (*lowers, *uppers)]
+    elif total:
+        # a published bound is about one mechanism: that it does not apply to another goes without saying
+        published = (_outcome(theorem, attention, n=n) for theorem in PUBLISHED)
+        outcomes = [*uppers, *(x for x in published if isinstance(x, Bound))]
+    found = [x for x in outcomes if isinstance(x, Bound)]
     found.sort(key=lambda bound: (bound.side is Side.UPPER, bound.log_value))
     return BoundsTable(bounds=tuple(found), refused=tuple(x for x in outcomes if isinstance(x, NotApplicable)))
 
@@ -78,6 +78,19 @@ def smallest_upper(attention: MultiHead, *, n: int, radius: float, metric: str |
     found = [x for x in outcomes if isinstance(x, Bound)]
     if not found:
         raise AssumptionError(next(x.reason for x in outcomes if isinstance(x, NotApplicable)))
+    return min(found, key=lambda bound: bound.log_value)
+
+
+def smallest_in(ladder: BoundsTable, *, n: int, radius: float) -> Bound:
+    """Return the same from a table for so many tokens; published bounds, which are about other inputs, do not count.
+
+    Raises:
+        AssumptionError: If none applies.
+    """
+    where = in_ball(int(n), float(radius))
+    found = [bound for bound in ladder.bounds if bound.side is Side.UPPER and bound.domain.startswith(where)]
+    if not found:
+        raise AssumptionError(ladder.refused[-1].reason)
     return min(found, key=lambda bound: bound.log_value)
 
 

@@ -21,7 +21,9 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
-from howsmooth.verification.taylor_model import ExpandedStage, Forms, TaylorModel
+from howsmooth.rounding import RANGE_SHARE
+from howsmooth.verification.box_symbols import BoxSymbols
+from howsmooth.verification.taylor_model import BATCH, ExpandedStage, Forms, TaylorModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +104,8 @@ class AttentionExpansion(ExpandedStage):
             torch.einsum("hie,hje->hij", self.q1, self.k2) + torch.einsum("hie,hje->hij", self.q2, self.k1 + self.k2)
         )
         self.alpha2 = self._scores_beyond_linear(model, forms)
-        self._remainder_factors()
+        self._remainder_factors(model, forms)
+        self._symbols: tuple[Tensor, Tensor] | None = None
         dO = torch.einsum("hij,hijr,hje->hier", self.P, self.db, self.v) + torch.einsum(
             "hij,hjer->hier", self.P, self.dv
         )
@@ -131,22 +134,37 @@ class AttentionExpansion(ExpandedStage):
 
         return model.beyond_linear(self._pull_scores(every), forms=forms, start=start).size.reshape(h, n, n)
 
-    def _remainder_factors(self) -> None:
+    def _remainder_factors(self, model: TaylorModel, forms: bool) -> None:
         """Keep what multiplies a functional of :math:`v_j-o` and the range of one of dv in the remainder."""
         # what is masked changes nothing, however large its score; a weight that is rounded to zero may still grow
         alpha = (self.alpha1 + self.alpha2).masked_fill(self.hidden, 0.0)
         e2 = torch.expm1(alpha) - alpha
-        zeta = (self.P * e2).sum(-1, keepdim=True)
-        share = torch.nan_to_num(zeta / (1 + zeta), nan=1.0)
-        square = 0.5 * alpha**2
+        zeta = (self.P * e2).sum(-1)
+        if forms:
+            zeta = torch.fmin(zeta, self._partition_function(model, alpha, e2))
+        self.share = torch.nan_to_num(zeta / (1 + zeta), nan=1.0)
+        share, square = self.share.unsqueeze(-1), 0.5 * alpha**2
         # beyond first order in b, from b² − b₁² and from the rest of the exponential and of the normalisation
         self.on_values = (
             self.products_beyond
             + 0.5 * self.alpha2 * (2 * self.alpha1 + self.alpha2)
             + (e2 - square).clamp_min(0)
-            + share * (alpha + square)
+            + share * (self.alpha2 + square)
         )
-        self.on_changes = self.alpha2 + e2 + share * (1 + alpha)
+        self.on_changes = self.alpha2 + e2 + share * alpha
+
+    def _partition_function(self, model: TaylorModel, alpha: Tensor, e2: Tensor) -> Float[Tensor, "h n"]:
+        r"""Bound :math:`Z-1=\sum_jP_je_2(b_j)` by :math:`\sum_jP_jb_j^2`, a quadratic form and what is beyond it.
+
+        :math:`e_2(b)/b^2` grows with b.
+        """
+        h, n, _n = self.P.shape
+        steepest = torch.where(alpha > 1e-3, e2 / alpha.square(), torch.expm1(alpha) + 0.5).amax(-1)
+        root = (self.P.sqrt().unsqueeze(-1) * self.db).flatten(0, 1)
+        squares = torch.cat([model.symbols.quadratic_range(part.mT @ part)[1] for part in root.split(BATCH)])
+        beyond = (self.P * self.alpha2.masked_fill(self.hidden, 0.0).square()).sum(-1)
+        spread = squares.view(h, n).sqrt() + beyond.sqrt()
+        return steepest * spread.square()
 
     def pull_back(self, functionals: Float[Tensor, "f n d"], forms: Forms) -> Float[Tensor, "f n d"]:
         """Pull linear functions of the tokens behind back to those before; add second orders and remainders."""
@@ -164,11 +182,40 @@ class AttentionExpansion(ExpandedStage):
 
         forms.add(self.db.flatten(0, 2), partners, ranges.sum((1, 2, 3)))
         self._add_score_products(weights, forms, beyond=False)
+        scores_mean, values_mean = (weights.abs() * self.alpha1).sum(-1), (self.P * sizes).sum(-1)
+        if forms.matrices is not None:
+            sizes, scores_mean, values_mean = self._closer_ranges(
+                on_heads, weights, forms.symbols, (sizes, scores_mean, values_mean)
+            )
         remainder = weights.abs() * self.on_values
         remainder = remainder + self.P * (self.alpha1 * sizes_beyond + self.on_changes * (sizes + sizes_beyond))
-        forms.add_remainder(remainder.sum((1, 2, 3)))
+        means = scores_mean + values_mean + (self.P * sizes_beyond).sum(-1)
+        forms.add_remainder(remainder.sum((1, 2, 3)) + (self.share * means).sum((1, 2)))
         on_values = torch.einsum("hij,fhiv,hvd->fjd", self.P, on_heads, self.heads.weights[2])
         return self._pull_scores(weights) + on_values
+
+    def _closer_ranges(
+        self, on_heads: Tensor, weights: Tensor, symbols: BoxSymbols, sums: tuple[Tensor, Tensor, Tensor]
+    ) -> list[Tensor]:
+        r"""Return the ranges of :math:`\langle\lambda,dv_j\rangle`, of their mean and of the mean of scores.
+
+        Each is one linear function of the symbols; ``sums`` bounds them by the ranges of its summands.
+        """
+        db, dv = self._on_symbols(symbols)
+        f, h, n, v = on_heads.shape
+        by_key = on_heads.movedim(1, 0).reshape(h, 1, f * n, v).expand(h, n, f * n, v)
+        every = (
+            _sizes(by_key, dv).view(h, n, f, n).permute(2, 0, 3, 1),
+            _sizes(weights.movedim(0, 2), db).movedim(2, 0),
+            _sizes(on_heads.movedim(0, 2), torch.einsum("hij,hjvs->hivs", self.P, dv)).movedim(2, 0),
+        )
+        return [torch.fmin(x, y * (1 + RANGE_SHARE) + RANGE_SHARE * x) for x, y in zip(sums, every, strict=True)]
+
+    def _on_symbols(self, symbols: BoxSymbols) -> tuple[Float[Tensor, "h n n s"], Float[Tensor, "h n v s"]]:
+        """Return the linear parts of scores and values on all symbols."""
+        if self._symbols is None:
+            self._symbols = symbols.coefficients(self.db), symbols.coefficients(self.dv)
+        return self._symbols
 
     def _add_score_products(self, weights: Float[Tensor, "f h n n"], forms: Forms, *, beyond: bool = True) -> None:
         r"""Add :math:`s\sum w_{ij}\langle dq_i,dk_j\rangle`."""
@@ -186,3 +233,11 @@ class AttentionExpansion(ExpandedStage):
         on_queries = torch.einsum("fhij,hje,hed->fid", weights, self.k, self.heads.weights[0])
         on_keys = torch.einsum("fhij,hie,hed->fjd", weights, self.q, self.heads.weights[1])
         return self.heads.scale * (on_queries + on_keys)
+
+
+def _sizes(left: Float[Tensor, "h n m k"], right: Float[Tensor, "h n k s"]) -> Float[Tensor, "h n m"]:
+    """Return the sums of absolute values of the rows of products of matrices, one product after the other."""
+    pairs = zip(left.flatten(0, 1), right.flatten(0, 1), strict=True)
+    # of the symbols of a patch, few tokens see any in the first layer
+    found = [(x @ y[:, (y != 0).any(0)]).abs().sum(-1) for x, y in pairs]
+    return torch.stack(found).unflatten(0, left.shape[:2])

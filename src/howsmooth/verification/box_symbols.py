@@ -15,6 +15,9 @@ from torch import Tensor
 from howsmooth.maps.affine import Affine
 from howsmooth.rounding import RANGE_SHARE
 
+# Products of pairs of generators are kept for all forms where they are at most so many numbers.
+PAIRS = 2**25
+
 
 @dataclass(frozen=True, eq=False)
 class BoxSymbols:
@@ -54,17 +57,44 @@ class BoxSymbols:
     def _gram(self) -> Float[Tensor, "blocks c c"]:
         return self.generators @ self.generators.mT
 
+    @functools.cached_property
+    def _pairs(self) -> Float[Tensor, "blocks p s"] | None:
+        """The products of all pairs of rows of U, symbol by symbol, unless they are too many."""
+        U = self.generators
+        rows, columns = torch.triu_indices(U.shape[1], U.shape[1])
+        return U[:, rows] * U[:, columns] if U.shape[0] * len(rows) * U.shape[2] <= PAIRS else None
+
+    def _diagonal(self, D: Float[Tensor, "forms blocks c c"]) -> Float[Tensor, "forms blocks s"]:
+        r"""Return the diagonals of :math:`U^\top DU`, of symmetric D."""
+        if self._pairs is None:
+            return (self.generators * (D @ self.generators)).sum(2)
+        rows, columns = torch.triu_indices(*D.shape[2:])
+        both = torch.where(rows == columns, 1.0, 2.0)  # entries off the diagonal stand for two
+        return torch.einsum("fbp,bps->fbs", both * D[..., rows, columns], self._pairs)
+
+    def _weighted_gram(self, w: Float[Tensor, "forms blocks s"]) -> Float[Tensor, "forms blocks c c"]:
+        r"""Return :math:`U\,\mathrm{diag}(w)U^\top`."""
+        U = self.generators
+        if self._pairs is None:
+            return (U * w.unsqueeze(2)) @ U.mT
+        rows, columns = torch.triu_indices(U.shape[1], U.shape[1])
+        S = U.new_empty(*w.shape[:2], U.shape[1], U.shape[1])
+        S[..., rows, columns] = S[..., columns, rows] = torch.einsum("fbs,bps->fbp", w, self._pairs)
+        return S
+
     def pixels(self, f: Float[Tensor, "*batch r"]) -> Float[Tensor, "*batch symbols"]:
         r"""Return the coefficients :math:`U^\top f` of linear functions of y on the symbols of the box."""
         blocks = f[..., : self.coordinates].unflatten(-1, self.generators.shape[:2])
         return torch.einsum("...bc,bcs->...bs", blocks, self.generators).flatten(-2)
 
+    def coefficients(self, f: Float[Tensor, "*batch r"]) -> Float[Tensor, "*batch symbols"]:
+        """Return the coefficients of linear functions on the symbols of the box and on those of stages."""
+        return torch.cat([self.pixels(f), f[..., self.coordinates :]], -1)
+
     def linear_range(self, f: Float[Tensor, "*batch r"]) -> Float[Tensor, "*batch"]:
         r"""Return :math:`\max_\xi\langle f,(y,\eta)\rangle = |U^\top f_y|_1+|f_\eta|_1`."""
         flat = f.reshape(-1, f.shape[-1])
-        found = [
-            self.pixels(part).abs().sum(-1) + part[:, self.coordinates :].abs().sum(-1) for part in flat.split(512)
-        ]
+        found = [self.coefficients(part).abs().sum(-1) for part in flat.split(512)]
         return torch.cat(found).reshape(f.shape[:-1]) * (1 + RANGE_SHARE)
 
     def quadratic_range(self, H: Float[Tensor, "forms r r"]) -> tuple[Float[Tensor, " forms"], Float[Tensor, " forms"]]:
@@ -87,21 +117,18 @@ class BoxSymbols:
         U, base = self.generators, self.coordinates
         blocks, rows, _symbols = U.shape
         free = H.shape[-1] - base
-        GH = torch.cat(
-            [(self._gram @ H[:, :base].unflatten(1, (blocks, rows))).flatten(1, 2), H[:, base:]], 1
-        )  # the Gram matrix of all symbols times H
-        T = H.mT @ GH
-        diagonal = T[:, :base, :base].unflatten(2, (blocks, rows)).unflatten(1, (blocks, rows))
-        diagonal = diagonal.diagonal(dim1=1, dim2=3).movedim(-1, 1)  # forms, blocks, rows, rows
-        w = _weights((U * (diagonal @ U)).sum(2))
-        S = (U / w.unsqueeze(2)) @ U.mT
+        # the diagonal blocks of H G H, with G the Gram matrix of all symbols
+        H_blocks = H[:, :, :base].unflatten(2, (blocks, rows)).movedim(2, 1)
+        GH = torch.cat([(self._gram @ H[:, :base].unflatten(1, (blocks, rows))).flatten(1, 2), H[:, base:]], 1)
+        w = _weights(self._diagonal(H_blocks.mT @ GH[:, :, :base].unflatten(2, (blocks, rows)).movedim(2, 1)))
+        S = self._weighted_gram(1 / w)
         size = S.diagonal(dim1=-2, dim2=-1).amax(-1).clamp_min(1e-300)
         # A larger S is a larger set of y; this much keeps the factorisation from failing.
         C = torch.linalg.cholesky(S + 1e-12 * size[..., None, None] * torch.eye(rows, dtype=U.dtype))
         total = w.sum((1, 2))
         X = _both_sides(C, H[:, :base, :base])
         if free:
-            v = _weights(T[:, base:, base:].diagonal(dim1=1, dim2=2))
+            v = _weights((H[:, :, base:] * GH[:, :, base:]).sum(1))
             total = total + v.sum(1)
             root = v.rsqrt()
             cross = (C.mT @ H[:, :base, base:].unflatten(1, (blocks, rows))).flatten(1, 2) * root[:, None]

@@ -8,6 +8,7 @@ multiplier :math:`\beta\ge0`. What is left is linear in :math:`\xi`: its least v
 and :math:`\beta`. So every value that the ascent over them meets is a proven bound.
 """
 
+import functools
 import heapq
 import time
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ class BentUnits:
         place = torch.cat([linear.new_full((int(s.bent.sum()),), k) for k, s in enumerate(layers)])
         return cls(pixels=model.symbols.pixels(linear), earlier=linear[:, base:], layer=place, **fields)
 
-    @property
+    @functools.cached_property
     def layers(self) -> list[Tensor]:
         """The units of every layer, the last layer first."""
         return [(self.layer == k).nonzero().squeeze(-1) for k in self.layer.unique().flip(0)]

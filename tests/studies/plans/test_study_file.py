@@ -249,8 +249,8 @@ CONTENTS = {
     "no TOML": ("layers: [0]\n", "line 1"),
     "an open list": ("layers = [0\nlengths = [8]\n", "line 2"),
     "a key twice": ("layers = [0]\nlayers = [1]\n", "line 2"),
-    "nested for ever": ("layers = " + "[" * 100_000, "nested too deeply"),
-    "an integer of thousands of digits": ("layers = [1" + "0" * 9999 + "]", "too long"),
+    "nested for ever": ("layers = " + "[" * 100_000, "it cannot be read"),
+    "an integer of thousands of digits": ("layers = [1" + "0" * 9999 + "]", "it cannot be read"),
 }
 
 
@@ -270,10 +270,10 @@ def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path):
     (tmp_path / "folder.toml").mkdir()
     (tmp_path / "large.toml").write_bytes(b"#" * 2_000_000)
     for name, words in (
-        (tmp_path / "missing.toml", "No such file"),
+        (tmp_path / "missing.toml", "is not there"),
         (tmp_path / "folder.toml", "must be a file"),
         (tmp_path / "bytes.toml", "line 2: this is not UTF-8"),
-        (tmp_path / "large.toml", "larger than a million bytes"),
+        (tmp_path / "large.toml", "at most 1,000,000 bytes"),
         (Path("/dev/zero"), "must be a file"),
     ):
         with pytest.raises((FileError, StudyError), match=words) as refusal:

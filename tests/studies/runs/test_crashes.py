@@ -215,7 +215,6 @@ def test_a_process_that_only_writes_can_be_killed_at_any_moment(launcher, tmp_pa
         assert len(found) >= before
         before = len(found)
     assert before > KILLS
-    assert rows(tmp_path / "run", "PRAGMA journal_mode") == [("wal",)]
 
 
 def test_two_processes_on_one_folder_finish_and_every_record_is_there_once(launcher, asks, uninterrupted, tmp_path):
@@ -232,7 +231,7 @@ def test_a_process_finishes_beside_one_that_is_killed(launcher, asks, uninterrup
     check_whole(tmp_path / "run", asks, uninterrupted)
 
 
-@pytest.mark.parametrize("limit", [4096, 90_000])
+@pytest.mark.parametrize("limit", [4096, 36_000])
 def test_a_file_that_may_not_grow_is_an_error_and_the_store_stays_whole(limit, launcher, asks, uninterrupted, tmp_path):
     folder = tmp_path / "run"
     assert launcher.wait(launcher.start(folder, limit=limit)) == 2

@@ -1,7 +1,6 @@
 """A run of which records are missing says so; one on a read-only medium is read; one that never ends is refused."""
 
 import contextlib
-import random
 import shutil
 import sqlite3
 import subprocess
@@ -15,20 +14,8 @@ from howsmooth.studies.runs.database import FILE
 from howsmooth.studies.runs.run import read_run
 from howsmooth.studies.runs.store import Store, write_table
 
-RECORDS, FLIPS = 40, 60
+RECORDS = 40
 PATIENCE = 120.0
-
-
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory):
-    """Return a run as a process that was killed leaves it: half of its records are in the log alone."""
-    folder, copy = tmp_path_factory.mktemp("killed") / "run", tmp_path_factory.mktemp("copy") / "run"
-    with Store(folder) as store:
-        store.add(filler(i) for i in range(RECORDS // 2))
-    with Store(folder) as store:
-        store.add(filler(i) for i in range(RECORDS // 2, RECORDS))
-        shutil.copytree(folder, copy)
-    return copy
 
 
 def check_refusal(folder, *words):
@@ -38,47 +25,21 @@ def check_refusal(folder, *words):
     assert all(word in str(refusal.value) for word in (str(folder), *words))
 
 
-def test_a_run_that_was_killed_is_read_whole(killed, tmp_path):
-    run = shutil.copytree(killed, tmp_path / "run")
-    assert (run / f"{FILE}-wal").stat().st_size > 0
-    assert len(read_run(run).records) == RECORDS
+def test_a_run_that_is_being_written_can_be_read_and_copied(tmp_path):
+    with Store(tmp_path / "run") as store:
+        store.add(filler(i) for i in range(RECORDS))
+        assert len(read_run(tmp_path / "run").records) == RECORDS
+        shutil.copy(tmp_path / "run" / FILE, tmp_path)
+    assert len(read_run(tmp_path).records) == RECORDS
 
 
-def test_a_flipped_bit_in_the_log_loses_no_record_silently(killed, tmp_path):
-    rng, refused = random.Random(0), 0
-    log = (killed / f"{FILE}-wal").read_bytes()
-    for flip in range(FLIPS):
-        run = shutil.copytree(killed, tmp_path / str(flip))
-        place = rng.randrange(len(log))
-        harmed = log[:place] + bytes([log[place] ^ 1 << rng.randrange(8)]) + log[place + 1 :]
-        (run / f"{FILE}-wal").write_bytes(harmed)
-        with Store(run) as store:
-            harmless = len(store.keys()) == RECORDS
-        shutil.copytree(killed, run, dirs_exist_ok=True)
-        (run / f"{FILE}-wal").write_bytes(harmed)
-        if harmless:
-            assert len(read_run(run).records) == RECORDS
-        else:
-            refused += 1
-            check_refusal(run, "missing", f"of {RECORDS} records")
-    assert refused > FLIPS // 4
-
-
-def test_the_file_of_records_copied_alone_says_that_the_rest_is_missing(killed, tmp_path):
-    shutil.copy(killed / FILE, tmp_path)
-    check_refusal(tmp_path, "not closed", "copy the whole folder")
-
-
-def test_the_file_and_its_number_copied_without_the_log_say_how_many_are_missing(killed, tmp_path):
-    for name in (FILE, f"{FILE}-number"):
-        shutil.copy(killed / name, tmp_path)
-    check_refusal(tmp_path, f"{RECORDS // 2 - 1} of {RECORDS} records", "missing")  # the first was written to the file
-
-
-def test_a_rerun_measures_what_is_missing_and_the_run_is_whole_again(killed, tmp_path):
-    shutil.copy(killed / FILE, tmp_path)
+def test_a_rerun_measures_what_is_missing_and_the_run_is_whole_again(tmp_path):
     with Store(tmp_path) as store:
-        assert len(store.keys()) == RECORDS // 2 + 1
+        store.add(filler(i) for i in range(RECORDS))
+    with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as database, database:
+        database.execute("DELETE FROM records WHERE key = ?", (filler(1).ask.key,))
+    with Store(tmp_path) as store:
+        assert len(store.keys()) == RECORDS - 1
         store.add(filler(i) for i in range(RECORDS))
     assert len(read_run(tmp_path).records) == RECORDS
 
@@ -148,12 +109,9 @@ def mount(folder, options):
     return subprocess.run(command, capture_output=True, timeout=PATIENCE, check=False).returncode
 
 
-@pytest.mark.parametrize("journal", ["DELETE", "WAL"])  # older versions left runs in the second
-def test_a_run_on_a_read_only_medium_is_read(journal, medium, tmp_path):
+def test_a_run_on_a_read_only_medium_is_read(medium, tmp_path):
     with Store(medium) as store:
         store.add(filler(i) for i in range(3))
-    with contextlib.closing(sqlite3.connect(medium / FILE)) as database:
-        database.execute(f"PRAGMA journal_mode = {journal}")
     assert mount(medium, "remount,ro") == 0
     assert len(read_run(medium).records) == 3
     assert write_table(str(medium), tmp_path / "table.csv", "csv") == 3

@@ -230,17 +230,41 @@ def test_a_form_whose_top_likes_itself_is_bracketed_far_out_too(A, radius):
 @pytest.mark.parametrize("before", [1, 2])
 def test_a_line_search_that_fails_leaves_the_best_pair_that_was_met(before, monkeypatch):
     """On other processors L-BFGS ends with infinity for a value near the best start: another is no better for it."""
-    loss, calls = TiedProblem._loss, []
+    loss, calls = TiedProblem.loss, []
 
     def failing(self, x):
         calls.append(x.copy())
         near = np.linalg.norm(x[:-2] - calls[0][:-2]) < 0.5 and len(calls) > before
         return (math.inf, np.full_like(x, math.nan)) if near else loss(self, x)
 
-    monkeypatch.setattr(TiedProblem, "_loss", failing)
+    monkeypatch.setattr(TiedProblem, "loss", failing)
     f = form(torch.diag(torch.tensor([10.0, 1.0])).double())
     upper, lower = (bound(name, f, n=100, radius=1000.0).value for name in ("sharp_upper", "sharp_lower"))
     assert upper / lower <= 3.0
+
+
+@pytest.mark.parametrize("n", [10, None])
+def test_the_gradient_of_a_tied_pair_is_that_of_its_value(n, rng):
+    """The value by eigenvalues of the whole matrix, its gradient by differences."""
+    f = hs.Attention.random(heads=1, d=6, seed=3).to(torch.float64)
+    f = dataclasses.replace(f, query_bias=torch.randn(1, 6, generator=rng, dtype=torch.float64))
+    problem = TiedProblem(*heads_of(f), StretchedSphere.ball(6, 2.0, solid=True), n)
+    x = torch.cat((torch.randn(problem.basis.shape[1], generator=rng).double(), torch.tensor([0.7, 0.4]))).numpy()
+
+    def value(x):
+        c, r, cosine = (torch.from_numpy(part) for part in (x[:-2], x[-2:-1], x[-1:]))
+        return float(problem.log_value(c / c.norm(), r[0], cosine[0]))
+
+    overlap = torch.randn(50, len(problem.values), generator=rng).double()
+    overlap = 0.9 * overlap / overlap.norm(dim=-1, keepdim=True)
+    scaled = problem.values * overlap
+    dense = torch.linalg.eigvalsh(torch.diag(problem.values**2) - scaled[:, :, None] * scaled[:, None])[:, -1]
+    assert_close(problem._stretch_beside(overlap), dense)
+    loss, gradient = problem.loss(x)
+    assert loss == pytest.approx(-value(x), rel=1e-10)
+    steps = 1e-5 * np.eye(len(x))
+    differences = [(value(x - step) - value(x + step)) / 2e-5 for step in steps]
+    assert gradient == pytest.approx(np.array(differences), rel=1e-6, abs=1e-7)
 
 
 def test_a_token_that_pulls_at_nothing_ties_no_pair():

@@ -12,10 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from howsmooth.errors import AssumptionError, FileError
-from howsmooth.files import HEADER, read_bytes, require_array, require_room, require_size
+from howsmooth.files import read_bytes, require_room, require_size
 from howsmooth.models.inputs.text import Text, read_text
 
 if TYPE_CHECKING:
@@ -33,8 +31,6 @@ MEAN, DEVIATION = 0.5, 0.5
 NOTE = "the model comes without an image processor: pictures were resized to its size, and brought to −1 … 1"
 # Fields of errors.
 TEXT, TOKEN_IDS, SENTENCES, IMAGES = "text", "token_ids", "sentences", "images"
-# Bytes of memory for each token id: an object, and a pointer to it.
-BYTES_PER_ID = 40
 # The keys of a sentence in a JSON object, and that of its class.
 TEXT_KEYS, LABEL = ("text", "sentence"), "label"
 
@@ -146,11 +142,10 @@ def read_token_ids(path: str | os.PathLike[str]) -> TokenIds:
 
 
 def _array(content: bytes, name: str) -> TokenIds:
+    import numpy as np
+
     try:
-        require_array(content[:HEADER], len(content), name, each=BYTES_PER_ID, field=TOKEN_IDS)
-        array = np.load(io.BytesIO(content), allow_pickle=False)
-    except FileError:
-        raise
+        array = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
     except Exception as error:  # numpy parses headers as Python, which may raise anything
         raise FileError(f"{name!r} is no array of numpy without pickles: {error}.", field=TOKEN_IDS) from error
     if array.dtype.kind not in "iu" or array.ndim not in (1, 2):

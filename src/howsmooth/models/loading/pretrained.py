@@ -20,13 +20,7 @@ from howsmooth.errors import HowsmoothError, UnsupportedModelError
 from howsmooth.files import available_memory, read_bytes, require_size
 from howsmooth.models.families.registry import FAMILIES
 from howsmooth.models.inputs.text import HubTokenizer, Tokenizer, WordNumbers
-from howsmooth.models.loading.config_checks import (
-    check_config_file,
-    check_gguf,
-    check_parameter_count,
-    require_model_memory,
-    weights_size,
-)
+from howsmooth.models.loading.config_checks import check_config_file, parameter_count, require_model_memory
 from howsmooth.models.loading.names import (
     BUILT_IN,
     RANDOM,
@@ -121,7 +115,7 @@ def _random(family: str) -> LoadedModel:
 
     config = CONFIG_MAPPING[family]()
     # the default shapes of some families are those of their largest models
-    count = check_parameter_count(config, RANDOM + family)
+    count = parameter_count(config)
     if count is not None:
         require_model_memory(config, count, RANDOM + family)
     with torch.random.fork_rng():
@@ -145,7 +139,7 @@ def _pretrained(path: Path, name: str, family: str, streamed: bool | None) -> Lo
     with _quiet(), _parsing_once() if "gguf_file" in options else contextlib.nullcontext():
         try:
             config = _configuration(source, options, name, family)
-            count = check_parameter_count(config, name, weights=weights_size(path) if path.exists() else None)
+            count = parameter_count(config, path)
             if streamed or (streamed is None and _wants_streaming(config, count, options)):
                 return _without_weights(config, source, options, notes, name)
             if count is not None:
@@ -294,7 +288,6 @@ def _locate(path: Path, name: str) -> tuple[str, dict[str, Any], tuple[str, ...]
                 f"a GGUF file needs {' and '.join(missing)}, not installed; run: pip install howsmooth[gguf]",
                 field="model",
             )
-        check_gguf(path)
         return str(path.parent), {"gguf_file": path.name}, ()
     if path.exists():
         for file in sorted(path.iterdir()):
@@ -377,7 +370,10 @@ def _why_not_loaded(path: Path, name: str, error: Exception) -> str:
     if path.is_dir():
         return f"no model can be loaded from the folder {name!r}: {_problem(path, error)}"
     if path.is_file():
-        return f"{name!r} is a file that holds no model; we need a folder with a config.json, or a .gguf file."
+        return (
+            f"{name!r} is a file that holds no model, or is damaged; we need a .gguf file, or a folder with a "
+            "config.json."
+        )
     if not isinstance(error, OSError):
         return f"no model can be loaded from the hub id {name!r}: {_problem(path, error)}"
     return not_found(name)

@@ -18,23 +18,15 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WeightFiles:
-    """The weights of a module in files, converted as they are read.
+    """The weights of a module in files, converted as they are read."""
 
-    Attributes:
-        model: The name of the model, for messages.
-        places: The file of each tensor and its name there, by its name in the module.
-        dtypes: The dtypes of the numbers in the files.
-        rounded: The dtype that weights are rounded to first; none if they are taken as they are.
-        dtype: The dtype that they are converted to.
-        device: The device that they are moved to.
-    """
-
-    model: str
-    places: Mapping[str, tuple[Path, str]]
-    dtypes: frozenset[torch.dtype]
+    model: str  # the name of the model, for messages
+    places: Mapping[str, tuple[Path, str]]  # the file of each tensor and its name there, by its name in the module
+    dtypes: frozenset[torch.dtype]  # the dtypes of the numbers in the files
+    # the dtype that weights are rounded to first; none if they are taken as they are
     rounded: torch.dtype | None = None
-    dtype: torch.dtype = torch.float32
-    device: torch.device | str = "cpu"
+    dtype: torch.dtype = torch.float32  # the dtype that they are converted to
+    device: torch.device | str = "cpu"  # the device that they are moved to
 
     @classmethod
     def of(cls, module: Any, files: Sequence[Path], model: str) -> "WeightFiles":

@@ -2,6 +2,7 @@
 
 import altair as alt
 
+from howsmooth.models.map_names import MapName
 from howsmooth.report.charts import ChartKind
 from howsmooth.report.drawing.palette import BLUE, GREY, PINK
 from howsmooth.report.drawing.panels import PANEL, Style, Styles, panels, points, series_panels, titled
@@ -103,10 +104,10 @@ def _panel(record: Record) -> str:
     return f"{record.ask.model}, {record.ask.map.replace(':', ' ')}"
 
 
-def _order(record: Record) -> tuple[str, bool, int, str, int]:
+def _order(record: Record) -> tuple[str, str, int, int]:
     """Order whole layers before heads, and heads by their number."""
-    part = record.ask.map
-    return record.ask.model, part.startswith("head"), len(part), part, record.ask.layer
+    name = MapName.parse(record.ask.map)
+    return record.ask.model, name.kind, name.head or 0, record.ask.layer
 
 
 def draw_attack(section: Section) -> Chart:

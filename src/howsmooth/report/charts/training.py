@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from howsmooth.models.map_names import MapName
 from howsmooth.report.charts import ChartKind
 from howsmooth.report.drawing.palette import GREY, HUES
 from howsmooth.report.drawing.panels import Style, Styles, points, series_panels
@@ -62,7 +63,7 @@ def table_logits(section: Section) -> Numbers:
     rows: list[NumberRow] = []
     for r in _probed(section):
         numbers = (cell(x) for x in (r.answer.largest_logit, r.answer.entropy, r.answer.first_token))
-        head = r.ask.map.removeprefix("head:")
+        head = str(MapName.parse(r.ask.map).head)
         row = r.ask.training, number(r.ask.step), str(r.ask.layer), head, *numbers, r.answer.alarm or "—"
         rows.append((r.ask.layer, row))
     columns = ("training", "step", "layer", "head", "largest logit", "entropy", "weight on the first token", ALARM)

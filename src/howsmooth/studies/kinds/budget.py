@@ -1,5 +1,6 @@
 """What errors inside a model cost at windows of a text: what is asked, how it is found, and its sum."""
 
+import contextlib
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -252,6 +253,8 @@ class BudgetSummary:
     @property
     def _everywhere(self) -> str:
         from howsmooth.budgets.effects import half_of_cost
+        from howsmooth.budgets.recipes import KEEP
+        from howsmooth.budgets.schemes import UNROUNDED_BITS
 
         whole, worst = self.budget.together(scheme=self.scheme), half_of_cost(self.effects)
         every = self.budget.names(self.scheme)
@@ -260,17 +263,44 @@ class BudgetSummary:
             f"({number(whole.low)} to {number(whole.high)}; run truly {number(self.measured)}); half of it sits in "
             f"{len(worst)} of {len(every)}"
         )
-        kept = {each.name for each in worst}
-        errors = {error.name: error for error in self.budget.products.errors if error.scheme == self.scheme}
-        if len(kept) == len(every):
+        if len(worst) == len(every):
             return f"{said}."
-        rest = self.budget.together([name for name in every if name not in kept], self.scheme)
-        numbers = sum(error.numbers for error in errors.values())
-        more = sum((16 - errors[name].bits) * errors[name].numbers for name in kept) / (16 * numbers)
-        leaves = f"keeping these in 16 bits takes {percent(more)} of the full size more and leaves {number(rest.kl)}"
+        kept, finer = {each.name for each in worst}, self._finer
+        recipe = {name: finer if name in kept else self.scheme for name in every}
+        rest = self.budget.together({name: label for name, label in recipe.items() if label != KEEP})
+        errors = {error.key: error for error in self.budget.products.errors}
+        coarse = [errors[name, self.scheme] for name in every]
+        fine = {name: UNROUNDED_BITS if finer == KEEP else errors[name, finer].bits for name in kept}
+        more = sum((fine[error.name] - error.bits) * error.numbers for error in coarse if error.name in kept)
+        share = percent(more / (UNROUNDED_BITS * sum(error.numbers for error in coarse)))
+        to = "16 bits" if finer == KEEP else finer
+        leaves = f"keeping these in {to} takes {share} of the full size more and leaves {number(rest.kl)}"
         if rest.kl > whole.kl:  # errors have signs: what is kept may have made up for others
             leaves += f" ({number(rest.low)} to {number(rest.high)}): errors offset each other here"
         return f"{said}; {leaves}."
+
+    @property
+    def _finer(self) -> str:
+        """The finest scheme that rounds the same places at a lower cost; to keep them, if there is none."""
+        from howsmooth.budgets.recipes import KEEP
+
+        names, budget = self.budget.names(self.scheme), self.budget
+        bits = {error.scheme: error.bits for error in budget.products.errors if error.name == names[0]}
+        finer = [other for other in bits if bits[other] > bits[self.scheme] and {*names} <= {*budget.names(other)}]
+        most = budget.together(scheme=self.scheme).kl
+        better = [other for other in finer if budget.together(scheme=other).kl < most]
+        return max(better, key=lambda other: bits[other], default=KEEP)
+
+    @property
+    def groups(self) -> "dict[str, list[Effect]]":
+        """What layers, kinds of matrix and heads of the cache cost together, the largest first."""
+        from howsmooth.budgets.effects import GROUPS
+
+        found = {}
+        for by in GROUPS:
+            with contextlib.suppress(AssumptionError):  # weights have no heads
+                found[by] = sorted(self.budget.grouped(by, self.scheme), key=lambda each: -each.kl)
+        return found
 
     @property
     def _outputs(self) -> str:
@@ -306,6 +336,10 @@ class BudgetSummary:
             for each in self.effects[:SHOWN]
         ]
         yield fitted(rows, list(rows[0]), ["from", "to"], console, options)
+        for by, groups in self.groups.items():
+            if len(groups) > 1:
+                costs = ", ".join(f"{each.name} {number(each.kl)}" for each in groups[:TOKENS])
+                yield f"Each {by} together: {costs}{', …' if len(groups) > TOKENS else '.'}"
         tokens = [{"tokens that suffer most": f"…{s.context}", "cost": number(s.cost)} for s in self.suffering[:TOKENS]]
         if tokens:
             yield fitted(tokens, list(tokens[0]), [], console, options)
@@ -314,11 +348,14 @@ class BudgetSummary:
         """Return one JSON object."""
         whole, keys = self.budget.together(scheme=self.scheme), ("name", "kl", "low", "high", "window_error")
         effects = [{key: getattr(each, key) for key in keys} for each in self.effects]
+        groups = {
+            by: [{key: getattr(each, key) for key in keys[:4]} for each in some] for by, some in self.groups.items()
+        }
         together = {key: getattr(whole, key) for key in keys[1:4]}
         about = {"model": self.budget.model, "scheme": self.scheme, "cost": self.budget.cost}
         tokens = [{"context": each.context, "kl": each.cost} for each in self.suffering]
         margins = [{"before": answer.before, "after": answer.after} for answer in self.answers]
-        truly = {"measured": self.measured, "tokens": tokens, "margins": margins}
+        truly = {"groups": groups, "measured": self.measured, "tokens": tokens, "margins": margins}
         return to_json(about | {"together": together, "effects": effects, "sentence": self.sentence} | truly)
 
 

@@ -145,8 +145,13 @@ class PlannedMeasurement:
         for plan in self.plans:
             store.keep_plan(plan)
 
-    def result(self, store: "Store", *, bounded: bool = True) -> "Measurement":
-        """Sum up what is done, with every bound that the theory has, which takes about a second for each layer."""
+    def result(
+        self, store: "Store", *, bounded: bool = True, progress: Callable[[int], None] | None = None
+    ) -> "Measurement":
+        """Sum up what is done, with every bound that the theory has, which takes about a second for each layer.
+
+        Before the bounds of a layer are computed, ``progress`` is called with its number.
+        """
         from howsmooth.studies.runs.run import measurement
 
         known = store.find((*self.plan.keys, *self.plan.beside))
@@ -154,7 +159,7 @@ class PlannedMeasurement:
             failures = store.failures(self.asks)
             said = f"all {len(failures)} failed, first: {failures[0].error}" if failures else "nothing is done yet"
             raise StudyError(f"there is nothing to sum up: {said}")
-        return measurement(store, [self.plan], known, self.subject.transformer if bounded else None)
+        return measurement(store, [self.plan], known, self.subject.transformer if bounded else None, progress)
 
     def compositions(self, store: "Store") -> "list[Composition]":
         """Return what the blocks do alone and together, for each length; nothing if that was not asked for."""

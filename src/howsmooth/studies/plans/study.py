@@ -3,7 +3,6 @@
 import itertools
 import os
 import re
-import stat
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from howsmooth.errors import FileError, HowsmoothError, StudyError, nearest
+from howsmooth.errors import HowsmoothError, StudyError, nearest
+from howsmooth.files import read_bytes, require_size
 from howsmooth.studies.asks import AboutHead, Ask, AtText
 from howsmooth.studies.json_values import Setting, from_settings, misfit, settings_of
 from howsmooth.studies.kinds import kind_named
@@ -86,10 +86,8 @@ def read_study(path: str | os.PathLike[str]) -> Study:
         values = tomllib.loads(file.text)
     except tomllib.TOMLDecodeError as error:
         raise StudyError(f"{file.name}: this is no TOML: {error}.") from error
-    except RecursionError as error:
-        raise StudyError(f"{file.name}: it is nested too deeply to be read.") from error
-    except ValueError as error:  # an integer of thousands of digits
-        raise StudyError(f"{file.name}: a number is too long to be read: {error}.") from error
+    except (RecursionError, ValueError) as error:  # nested too deeply, or an integer of thousands of digits
+        raise StudyError(f"{file.name}: it cannot be read: {error}.") from error
     try:
         return _study(values, file)
     except StudyError:
@@ -158,16 +156,8 @@ def plural(setting: Setting) -> str:
 
 
 def _read(path: Path) -> File:
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise FileError(f"the study {str(path)!r} must be a file, which it is not.")
-        if path.stat().st_size > LARGEST:
-            raise FileError(f"the study {str(path)!r} is larger than a million bytes; is it one?")
-        content = path.read_bytes()
-    except OSError as error:
-        if isinstance(error, FileError):
-            raise
-        raise FileError(f"the study {str(path)!r} cannot be read: {error.strerror or error}.") from error
+    require_size(path, "a study", most=LARGEST)
+    content = read_bytes(path, "a study")
     try:
         return File(name=str(path), text=content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:

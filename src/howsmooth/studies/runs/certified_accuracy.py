@@ -166,17 +166,11 @@ def _quoted(word: WordRadius) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyAt:
-    """How many sentences of a test set keep their class while a word moves.
+    """How many sentences of a test set keep their class while a word moves."""
 
-    Attributes:
-        eps: How far it moves.
-        certified: Of how many sentences this is proven.
-        attacked: In how many no attack found a word that changes it, moved as far: an upper end.
-    """
-
-    eps: float
-    certified: int
-    attacked: int
+    eps: float  # how far it moves
+    certified: int  # of how many sentences this is proven
+    attacked: int  # in how many no attack found a word that changes it, moved as far: an upper end
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,10 +25,8 @@ CREATE TABLE IF NOT EXISTS records
 CREATE TABLE IF NOT EXISTS failures
     (key TEXT PRIMARY KEY, ask TEXT NOT NULL, error TEXT NOT NULL, checksum TEXT NOT NULL) WITHOUT ROWID;
 """
-# The fact that says how many records there are, with a mark as long as some are being added. Until a run is closed its
-# last records stand in a log beside the file, of which SQLite drops what is damaged, or not there, without a word: so
-# their number is written to a small file too.
-NUMBER, UNFINISHED = "number of records", " so far"
+# The fact that says how many records there are.
+NUMBER = "number of records"
 # Bytes of memory for one byte of a store: rows, and the values that are made of them.
 COPIES = 4
 
@@ -62,8 +60,7 @@ class Database:
         """Open a run, or begin one; see :class:`~howsmooth.studies.runs.store.Store`."""
         self.folder = folder
         self._where = ":memory:" if folder is None else str(folder / FILE)
-        # how many records there are, as the last transaction of this process left them; none before the first
-        self._number: int | None = None
+        self._mended = False  # whether what is damaged was taken out
         if folder is not None and writable:
             check_writable(folder)
             try:
@@ -73,28 +70,11 @@ class Database:
         if folder is not None:
             require_size(self._where, "the file of records", copies=COPIES)
         with self._one_error():
-            try:
-                self._open(self._where, writable)
-            except sqlite3.OperationalError:
-                if writable or os.path.exists(f"{self._where}-wal"):
-                    raise
-                # on a read-only medium SQLite cannot make the log that some runs of older versions ask for
-                self._open(f"{Path(self._where).absolute().as_uri()}?immutable=1", writable)
+            self._open(writable)
 
     def close(self) -> None:
-        """Close the file; what this process added goes from the log into the file, which can be copied alone then."""
-        try:
-            if self._number is not None and self.folder is not None:
-                with suppress(sqlite3.Error, OSError):  # another process is writing, and closes it; or the disk is full
-                    self.execute("PRAGMA busy_timeout = 0")
-                    self.execute("BEGIN IMMEDIATE")
-                    self.insert("facts", (NUMBER, str(self._counted())), verb="REPLACE")
-                    Path(f"{self._where}-number").unlink(missing_ok=True)
-                    self.execute("COMMIT")
-                    self.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                    self.execute("PRAGMA journal_mode = DELETE")
-        finally:
-            self._connection.close()
+        """Close the file."""
+        self._connection.close()
 
     def execute(self, query: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
         """Run one statement."""
@@ -132,9 +112,8 @@ class Database:
         for row in rows:
             marks = ", ".join("?" for _value in (*row, ""))
             added = self.execute(f"INSERT OR {verb} INTO {table} VALUES ({marks})", (*row, checksum(*row)))
-            if table == "records":
-                self._number = self._counted() + added.rowcount
-                self.insert("facts", (NUMBER, f"{self._number}{UNFINISHED}"), verb="REPLACE")
+            if table == "records" and added.rowcount:
+                self.insert("facts", (NUMBER, str(self._counted() + 1)), verb="REPLACE")
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -142,20 +121,17 @@ class Database:
         with self._one_error():
             self.execute("BEGIN IMMEDIATE")
             try:
-                first = self._number is None and self._drop_damaged()
+                if not self._mended:
+                    self._drop_damaged()
                 yield
                 self.execute("COMMIT")
             except BaseException:
-                self._number = None
                 if self._connection.in_transaction:
                     self.execute("ROLLBACK")
                 raise
-            if self.folder is not None:
-                self._write_number()
-                if first:  # from here on the file itself says that it has a log
-                    self.execute("PRAGMA wal_checkpoint")
+            self._mended = True
 
-    def _drop_damaged(self) -> bool:
+    def _drop_damaged(self) -> None:
         """Take out what is damaged, so that whoever writes makes it anew, and count the records.
 
         Tables are filled again with what is intact: a row whose key is damaged is not found by it.
@@ -167,37 +143,25 @@ class Database:
                 marks = ", ".join("?" for _column in rows[0])
                 self.execute(f"DELETE FROM {table}")
                 self._connection.executemany(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", intact)
-        (self._number,) = self.execute("SELECT count(*) FROM records").fetchone()
-        self.insert("facts", (NUMBER, f"{self._number}{UNFINISHED}"), verb="REPLACE")
-        if self.folder is not None:
-            self._write_number()
-        return True
-
-    def _write_number(self) -> None:
-        descriptor = os.open(f"{self._where}-number", os.O_WRONLY | os.O_CREAT, 0o666)
-        try:
-            os.write(descriptor, b"%20d" % (self._number or 0))  # of one length: a reader never finds half of it
-        finally:
-            os.close(descriptor)
+        (number,) = self.execute("SELECT count(*) FROM records").fetchone()
+        self.insert("facts", (NUMBER, str(number)), verb="REPLACE")
 
     def _counted(self) -> int:
         """Return how many records the run holds, by the fact that says so; within a transaction."""
-        return next(iter(self.read("facts", _number_of, key=NUMBER)), (0, False))[0]
+        return next(iter(self.read("facts", _number_of, key=NUMBER)), 0)
 
-    def _open(self, where: str, writable: bool) -> None:
-        self._connection = sqlite3.connect(where, timeout=60, isolation_level=None, uri=where.startswith("file:"))
+    def _open(self, writable: bool) -> None:
+        self._connection = sqlite3.connect(self._where, timeout=60, isolation_level=None)
         # bytes that are no text are damage like any other: the checksum finds it, and the key is still told
         self._connection.text_factory = lambda found: found.decode("utf-8", "surrogateescape")
         try:
             version = self._check_file(writable)
             if writable:
-                # write-ahead: readers and a second writer do not block each other for longer than one record
-                self.execute("PRAGMA journal_mode = WAL")
-                self.execute("PRAGMA synchronous = NORMAL")
-                if version < VERSION:
-                    made = f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;"
-                    self._connection.executescript(made)
-            else:
+                # Why no write-ahead log: SQLite drops what of it is damaged, or was not copied, without a word.
+                self.execute("PRAGMA journal_mode = DELETE")
+            if writable and version < VERSION:
+                self._connection.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
+            elif not writable:
                 self._check_number()
         except BaseException:
             self._connection.close()
@@ -236,20 +200,11 @@ class Database:
 
     def _check_number(self) -> None:
         """Refuse a run of which records are missing; one that an older version began does not say how many."""
-        for expected, unfinished in self.read("facts", _number_of, key=NUMBER):
-            if unfinished:
-                try:
-                    expected = max(expected, _whole(Path(f"{self._where}-number").read_text(encoding="ascii")))
-                except (OSError, ValueError) as error:
-                    raise FileError(
-                        f"the run in {self._where!r} was not closed, and the files of its last records, {FILE}-*, are "
-                        "not beside it; copy the whole folder, or run its command again, into the same folder."
-                    ) from error
+        for expected in self.read("facts", _number_of, key=NUMBER):
             (there,) = self.execute("SELECT count(*) FROM records").fetchone()
             if there < expected:
                 raise FileError(
-                    f"{expected - there} of {expected} records in {self._where!r} are missing: the file or its log, "
-                    f"{FILE}-wal, is damaged, or the log was not copied with it. Copy the whole folder again, or run "
+                    f"{expected - there} of {expected} records in {self._where!r} are missing: it is damaged. Run "
                     "the command that made the run again, into the same folder: it measures anew what is missing and "
                     "nothing else."
                 )
@@ -270,13 +225,7 @@ def _is_intact(row: Sequence[object]) -> bool:
     return all(isinstance(part, str) for part in parts) and checksum(*map(str, parts)) == kept
 
 
-def _number_of(_key: str, kept: str) -> tuple[int, bool]:
-    """Return how many records there are, and whether more were being added."""
-    number, unfinished, _rest = kept.partition(UNFINISHED)
-    return _whole(number), bool(unfinished)
-
-
-def _whole(number: str) -> int:
-    if not re.fullmatch(r" *\d{1,18}", number):
-        raise FieldError(f"it is no number of records, {number[:20]!r}.")
-    return int(number)
+def _number_of(_key: str, kept: str) -> int:
+    if not re.fullmatch(r"\d{1,18}", kept):
+        raise FieldError(f"it is no number of records, {kept[:20]!r}.")
+    return int(kept)

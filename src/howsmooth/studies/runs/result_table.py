@@ -109,6 +109,10 @@ def fitted(
         for row in rows:
             table.add_row(*(row[name] for name in kept))
         wide = Width.get(console, options.update(max_width=10_000), table).maximum
-        if wide <= options.max_width or not leaving:
+        if wide <= options.max_width:
+            return table
+        if not leaving:
+            # names go over several lines before digits leave
+            table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
             return table
         kept.remove(leaving.pop(0))

@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich.console import Group
@@ -109,11 +109,16 @@ def measurements(store: Store, records: Sequence[Record], plans: Sequence[RunPla
 
 
 def measurement(
-    store: Store, plans: Sequence[RunPlan], known: dict[str, Record], transformer: Transformer | None = None
+    store: Store,
+    plans: Sequence[RunPlan],
+    known: dict[str, Record],
+    transformer: Transformer | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Measurement:
     """Build what is known of some plans that belong together; at least one of their records is there.
 
-    With the model, the bounds of layers that the run does not keep yet are computed and kept.
+    With the model, the bounds of layers that the run does not keep yet are computed and kept; ``progress`` is called
+    with the number of a layer before its bounds are.
     """
     keys = {key for plan in plans for key in plan.keys}
     beside = {key for plan in plans for key in plan.beside} - keys
@@ -127,7 +132,7 @@ def measurement(
     first = records[0].ask
     longest = first_of_the_longest(record.ask for record in records)
     bounds = functools.partial(kept_ladder, store, first.model, first.map, first.metric)
-    layers = summarise(records, functools.partial(bounds, transformer=transformer))
+    layers = summarise(records, functools.partial(bounds, transformer=transformer, progress=progress))
     # earlier versions kept bounds for the mean norm, a ball that need not hold the text they stand beside
     old = any(not layer.ladder.bounds and bounds(layer.layer, layer.length, layer.radius).bounds for layer in layers)
     places = {(record.ask.length, record.ask.window.index): record.ask for record in records}

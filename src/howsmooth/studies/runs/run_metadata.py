@@ -1,6 +1,6 @@
 """What a run keeps beside its records, so that it can be read without its models: weights, notes, bounds, words."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from howsmooth.errors import AssumptionError, FileError
 from howsmooth.maps.attention import Attention
@@ -60,6 +60,7 @@ def kept_ladder(
     n: int,
     radius: float,
     transformer: Transformer | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> BoundsTable:
     """Return the bounds that a run keeps for n tokens in a ball; with the model, those that it does not keep yet."""
     name = f"bounds of {model}, {part}, layer {layer}, n = {n}, R = {radius:.12g}"
@@ -69,6 +70,8 @@ def kept_ladder(
         return BoundsTable.from_json(kept)
     if transformer is None:
         return NO_BOUNDS
+    if progress is not None:
+        progress(layer)
     refused = "the theorems are about attention alone."
     alone = transformer.layers[layer].attention is not None and part != "block"
     f = transformer.layer(layer).map(part) if alone and not MapName.parse(part).spans_layers else None

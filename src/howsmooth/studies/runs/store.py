@@ -58,10 +58,10 @@ class Store:
         self._database.close()
 
     def add(self, outcomes: Iterable[Outcome]) -> None:
-        """Keep what came of asks, each in a transaction of its own; a record that is there intact stays."""
-        for outcome in outcomes:
-            key, ask = outcome.ask.key, outcome.ask.to_json()
-            with self._database.transaction():
+        """Keep what came of asks, all of it in one transaction; a record that is there intact stays."""
+        with self._database.transaction():
+            for outcome in outcomes:
+                key, ask = outcome.ask.key, outcome.ask.to_json()
                 if isinstance(outcome, Failure):
                     # another process may have done meanwhile what failed here
                     if self._database.execute("SELECT 1 FROM records WHERE key = ?", (key,)).fetchone() is None:
@@ -192,13 +192,18 @@ def _literal(default: Any) -> str:
 
 def open_run(folder: str | os.PathLike[str]) -> Store:
     """Open a run that is there."""
+    require_run(folder)
+    return Store(folder, writable=False)
+
+
+def require_run(folder: str | os.PathLike[str]) -> None:
+    """Refuse a folder that holds no run."""
     path = Path(folder)
     if path.is_file():
         raise FileError(f"{os.fspath(folder)!r} holds no run: it is a file; give its folder, {str(path.parent)!r}?")
     if not (path / FILE).is_file():
         missing = f"there is no {FILE} in it" if path.is_dir() else "there is no such folder"
         raise FileError(f"{os.fspath(folder)!r} holds no run: {missing}; howsmooth runs lists those there are.")
-    return Store(folder, writable=False)
 
 
 def write_table(folder: str, target: Path, to: str) -> int:

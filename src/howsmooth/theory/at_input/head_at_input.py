@@ -63,31 +63,19 @@ class HeadErrorBounds:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeadAtInput:
-    r"""One head at n tokens.
+    r"""One head at n tokens."""
 
-    Attributes:
-        head: The head.
-        P: The attention weights.
-        log_P: Their logarithms: −∞ where a mask hides, finite where weights are merely too small for a float.
-        slope: The slope of the soft cap, ``None`` for one.
-        q: Queries, with the scale of the scores inside.
-        k: Keys.
-        y: Values: :math:`Vx_j`, or :math:`WVx_j` up to an isometry.
-        value_norm: The norm of the map from tokens to ``y``.
-        jacobian: The closed-form derivative that this was read from.
-        errors: Rounding-error bounds for all of this.
-    """
-
-    head: Head
-    P: Float[Tensor, "n n"]
+    head: Head  # the head
+    P: Float[Tensor, "n n"]  # the attention weights
+    # their logarithms: −∞ where a mask hides, finite where weights are merely too small for a float
     log_P: Float[Tensor, "n n"]
-    slope: Float[Tensor, "n n"] | None
-    q: Float[Tensor, "n k"]
-    k: Float[Tensor, "n k"]
-    y: Float[Tensor, "n v"]
-    value_norm: float
-    jacobian: AttentionJacobian
-    errors: HeadErrorBounds
+    slope: Float[Tensor, "n n"] | None  # the slope of the soft cap, ``None`` for one
+    q: Float[Tensor, "n k"]  # queries, with the scale of the scores inside
+    k: Float[Tensor, "n k"]  # keys
+    y: Float[Tensor, "n v"]  # values: :math:`Vx_j`, or :math:`WVx_j` up to an isometry
+    value_norm: float  # the norm of the map from tokens to ``y``
+    jacobian: AttentionJacobian  # the closed-form derivative that this was read from
+    errors: HeadErrorBounds  # rounding-error bounds for all of this
 
     @property
     def mean(self) -> Float[Tensor, "n v"]:

@@ -155,23 +155,14 @@ def layer_terms(attention: Attention, heads: tuple[Head, ...], n: int, radius: f
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerTerms:
-    """The scales of every term of a layer's bound.
+    """The scales of every term of a layer's bound."""
 
-    Attributes:
-        tau: The additional coordinate of a token.
-        matrices: What the scales are for.
-        value_scales: Those of the value term.
-        query_scales: Those of the query term.
-        key_scales: Those of the key term.
-        stack: Which stack of the key forms has the smaller norm under them: under each other, or side by side.
-    """
-
-    tau: float
-    matrices: LayerBound
-    value_scales: Float[Tensor, " heads"]
-    query_scales: Float[Tensor, " heads"]
-    key_scales: Float[Tensor, " heads"]
-    stack: int
+    tau: float  # the additional coordinate of a token
+    matrices: LayerBound  # what the scales are for
+    value_scales: Float[Tensor, " heads"]  # those of the value term
+    query_scales: Float[Tensor, " heads"]  # those of the query term
+    key_scales: Float[Tensor, " heads"]  # those of the key term
+    stack: int  # which stack of the key forms has the smaller norm under them: under each other, or side by side
 
 
 def _key_gradient(head: Head, radius: float) -> float:

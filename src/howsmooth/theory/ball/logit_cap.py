@@ -61,6 +61,7 @@ def logit_cap(attention: Attention, cap: float | None = None, *, radius: float, 
     gradients = [score_gradient_bounds(attention, head, radius) for head in heads]
 
     def bound(norm: float, bias: float, query: float, key: float) -> float:
+        # values lie in a ball of this radius; that of a sink, at the origin, is one more of them
         spread = log_enclosing_radius(log(norm) + log(radius), bias if sink else 0.0)
         return log_sum((log(norm) + root, spread + log_sum((log(query), log(key) + root))))
 
@@ -124,11 +125,14 @@ def _log_column_sum(cap: float, n: int | None, positions: Positions) -> float:
     """Return the logarithm of the largest sum of a column of weights whose logits are at most ``cap``."""
     # how many tokens a row sees at least (under a causal mask: at most), and how many rows see a token at most
     sees = min(x for x in (n, positions.window, math.inf) if x is not None)
+    # Logits in [−τ, τ] differ by at most 2τ, so no weight of a row is more than e^{2τ} times their mean.
     if sees == math.inf:
         return 2.0 * cap
     if positions.causal:
         if cap > LARGEST_CAP:
             return log(sees)
+        # Row i sees i tokens and gives one of them at most 1/(1 + (i − 1)e^{−2τ}); summed by an integral.
         return min(log(sees), math.log1p(math.exp(2 * cap) * math.log1p((sees - 1) * math.exp(-2 * cap))))
+    # So many rows see a token, and each gives it at most 1/(1 + (sees − 1)e^{−2τ}).
     seen_by = min(x for x in (n, positions.window and 2 * positions.window - 1) if x is not None)
     return log(seen_by) - math.log1p((sees - 1) * math.exp(-2 * cap))

@@ -51,15 +51,11 @@ class RotaryDistances:
     """Rotary positions, and the distances that occur among so many tokens.
 
     Not a frozen value: the forms of a head are decomposed once, for the bound of that head and for that of the layer.
-
-    Attributes:
-        rotary: The positions.
-        groups: Ranges of distances, see :func:`distances`; never none.
-        known: The results of :func:`largest_forms` so far.
     """
 
-    rotary: Rotary
-    groups: list[range]
+    rotary: Rotary  # the positions
+    groups: list[range]  # ranges of distances, see :func:`distances`; never none
+    # the results of :func:`largest_forms` so far
     known: dict[Head, tuple[float, float]] = field(default_factory=dict, init=False)
 
     @classmethod

@@ -33,17 +33,11 @@ SLACK = 2e-4
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StackedMatrices:
-    r"""Blocks :math:`X_h` with r rows each, one under the other, and the norm of :math:`(t_hX_h)_h` for any scales t.
+    r"""Blocks :math:`X_h` with r rows each, stacked, and the norm of :math:`(t_hX_h)_h` for any scales t."""
 
-    Attributes:
-        blocks: The blocks, divided by ``size``.
-        size: The largest entry of all.
-        error: Bounds on the rounding errors of the blocks, in the norm.
-    """
-
-    blocks: Float[Tensor, "heads r d"]
-    size: float
-    error: Float[Tensor, " heads"]
+    blocks: Float[Tensor, "heads r d"]  # the blocks, divided by ``size``
+    size: float  # the largest entry of all
+    error: Float[Tensor, " heads"]  # bounds on the rounding errors of the blocks, in the norm
 
     @classmethod
     def of(cls, blocks: list[Tensor], errors: list[float] | None = None) -> "StackedMatrices":

@@ -20,25 +20,15 @@ from howsmooth.theory.linalg.matrix_norms import matrix_norm
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MechanismHead:
-    r"""One head: queries :math:`Qx+b_q` and keys :math:`Kx+b_k`, values :math:`Bx+b`.
+    r"""One head: queries :math:`Qx+b_q` and keys :math:`Kx+b_k`, values :math:`Bx+b`."""
 
-    Attributes:
-        Q: Queries, ``(k, d)``, without any scale.
-        K: Keys, ``(k, d)``.
-        B: Values: V, or WV where heads add up.
-        query_bias: :math:`b_q`, zero if there is none.
-        key_bias: :math:`b_k`, zero if there is none.
-        value_bias: :math:`b`, zero if there is none.
-        scale: s.
-    """
-
-    Q: Float[Tensor, "k d"]
-    K: Float[Tensor, "k d"]
-    B: Float[Tensor, "v d"]
-    query_bias: Float[Tensor, " k"]
-    key_bias: Float[Tensor, " k"]
-    value_bias: Float[Tensor, " v"]
-    scale: float
+    Q: Float[Tensor, "k d"]  # queries, ``(k, d)``, without any scale
+    K: Float[Tensor, "k d"]  # keys, ``(k, d)``
+    B: Float[Tensor, "v d"]  # values: V, or WV where heads add up
+    query_bias: Float[Tensor, " k"]  # :math:`b_q`, zero if there is none
+    key_bias: Float[Tensor, " k"]  # :math:`b_k`, zero if there is none
+    value_bias: Float[Tensor, " v"]  # :math:`b`, zero if there is none
+    scale: float  # s
 
     @property
     def A(self) -> Float[Tensor, "d d"]:
@@ -118,16 +108,11 @@ def _least(*values: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class MechanismTheorems:
-    """What every mechanism brings.
+    """What every mechanism brings."""
 
-    Attributes:
-        in_ball: Its bound on n tokens in a ball of some radius.
-        proof: The proof of that bound, in a few words.
-        at_input: Its bound on one head at given tokens, of which some are hidden.
-    """
-
-    in_ball: Callable[[Any, int, float], float]
-    proof: str
+    in_ball: Callable[[Any, int, float], float]  # its bound on n tokens in a ball of some radius
+    proof: str  # the proof of that bound, in a few words
+    # its bound on one head at given tokens, of which some are hidden
     at_input: Callable[[Any, MechanismHead, Tensor, Tensor | None], float]
 
 

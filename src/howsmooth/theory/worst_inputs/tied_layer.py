@@ -33,17 +33,11 @@ ITERATIONS = 10
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerPair:
-    r"""The tokens, the perturbation that moves their outputs, and the logarithm of how far.
+    r"""The tokens, the perturbation that moves their outputs, and the logarithm of how far."""
 
-    Attributes:
-        X: The tokens.
-        E: The unit perturbation, of the pair alone.
-        log_value: The logarithm of what the pair proves of the whole layer, a lower bound.
-    """
-
-    X: Float[Tensor, "n d"]
-    E: Float[Tensor, "n d"]
-    log_value: float
+    X: Float[Tensor, "n d"]  # the tokens
+    E: Float[Tensor, "n d"]  # the unit perturbation, of the pair alone
+    log_value: float  # the logarithm of what the pair proves of the whole layer, a lower bound
 
 
 def require_tied(attention: Attention, *, turned: bool = True) -> None:

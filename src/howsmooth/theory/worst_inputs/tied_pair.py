@@ -18,6 +18,8 @@ VALUE_DIRECTIONS = 16
 CANDIDATES = 6
 STARTS = 3
 ITERATIONS = 60
+# Halvings of the interval that holds an eigenvalue: to a part in 10¹² of it.
+BISECTIONS = 40
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -78,6 +80,8 @@ class TiedProblem:
         count = min(VALUE_DIRECTIONS, self.values.numel())
         self.values, self.right = self.values[:count], right[:count]
         self.cross = self.right @ self.KD.mT
+        small = (self.base, self.QB, self.KB, self.KD, self.gram, self.values, self.cross)
+        self._arrays = tuple(x.numpy() for x in small)
 
     def log_value(self, c: Float[Tensor, "... m"], r: Tensor, cosine: Tensor) -> Float[Tensor, "..."]:
         """Return the logarithm of the bound at unit coordinates ``c`` of e."""
@@ -99,11 +103,20 @@ class TiedProblem:
         return 0.5 * (math.log(2) + self.log_copies) - torch.logaddexp(two, self.log_copies - delta)
 
     def _stretch_beside(self, overlap: Float[Tensor, "... t"]) -> Float[Tensor, "..."]:
-        r"""Return :math:`\|VD(I-\hat w\hat w^\top)\|^2` from the overlaps of :math:`\hat w` with singular vectors."""
-        scaled = self.values * overlap
-        return torch.linalg.eigvalsh(torch.diag(self.values.square()) - scaled[..., :, None] * scaled[..., None, :])[
-            ..., -1
-        ]
+        r"""Return :math:`\|VD(I-\hat w\hat w^\top)\|^2` from the overlaps of :math:`\hat w` with singular vectors.
+
+        The largest eigenvalue of :math:`\mathrm{diag}(\sigma^2) - ss^\top`, where :math:`s = \sigma\circ` overlap: the
+        root of :math:`\sum_is_i^2/(\sigma_i^2-\lambda) = 1` below :math:`\sigma_1^2` and above :math:`\sigma_2^2`.
+        """
+        # Why not eigvalsh: ten thousand matrices of a grid, of which one number each is wanted.
+        squares, weights = self.values.square(), (self.values * overlap).square()
+        low = squares[0] - weights[..., 0]
+        low, high = low.clamp_min(squares[1]) if len(squares) > 1 else low, squares[0].expand(low.shape)
+        for _halving in range(BISECTIONS):
+            middle = (low + high) / 2
+            beyond = (weights / (squares - middle[..., None])).sum(-1) > 1
+            low, high = torch.where(beyond, low, middle), torch.where(beyond, middle, high)
+        return low
 
     def starts(self) -> Float[Tensor, "s m"]:
         """Return unit coordinates: what scores stretch most, and what likes itself least."""
@@ -140,16 +153,46 @@ class TiedProblem:
         """Maximise from one start by L-BFGS; return the pair at the best point, which may be the start."""
         lowest = 1e-3 if self.frame.solid else 1.0
         bounds = [(None, None)] * (start.size - 2) + [(lowest, 1.0), (0.0, 1 - 1e-9)]
-        end = lowest_point(self._loss, start, iterations=ITERATIONS, bounds=bounds)
+        end = lowest_point(self.loss, start, iterations=ITERATIONS, bounds=bounds)
         return max((self.pair(x) for x in (start, end)), key=lambda pair: pair.log_value)
 
-    def _loss(self, x: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return what is minimised, and its gradient."""
-        point = torch.tensor(x, requires_grad=True)
-        c, r, cosine = point[:-2], point[-2], point[-1]
-        value = -self.log_value(c / c.norm(), r, cosine)
-        (gradient,) = torch.autograd.grad(value, point)
-        return value.item(), gradient.numpy()
+    def loss(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+        r"""Return what is minimised, −:meth:`log_value` at one point, and its gradient.
+
+        The largest eigenvalue λ of :meth:`_stretch_beside`, with the unit eigenvector ω, has the derivative
+        :math:`-2\langle\omega,s\rangle\,\omega` by the scaled overlaps s.
+        """
+        # Why not autograd: thousands of points of forty numbers, where dispatch is nearly all of the time.
+        if not np.isfinite(x).all():  # a line search has failed
+            return math.inf, np.full_like(x, math.nan)
+        base, QB, KB, KD, gram, values, cross = self._arrays
+        c, r, cosine = x[:-2], x[-2], x[-1]
+        length = np.sqrt(c @ c)
+        e = c / length
+        Qe, Ke = QB @ e, KB @ e
+        q = base + r * Qe
+        w, gram_q = q @ KD, gram @ q
+        wide = max(np.sqrt(w @ w), 1e-300)
+        steep = max(q @ gram_q, 1e-300)
+        overlap = cross @ q / wide
+        scaled = values * overlap
+        eigenvalues, vectors = np.linalg.eigh(np.diag(values**2) - np.outer(scaled, scaled))
+        stretch, top = max(eigenvalues[-1], 1e-300), vectors[:, -1]
+        delta = wide * cosine - r * (q @ Ke)
+        if self.log_copies is None:
+            share, slope = delta / 2 - math.log(2), 0.5
+        else:
+            ahead = self.log_copies - delta
+            total = np.logaddexp(math.log(2), ahead)
+            share, slope = 0.5 * (math.log(2) + self.log_copies) - total, np.exp(ahead - total)
+        value = share + 0.5 * (math.log(steep) + math.log1p(-(cosine**2)) + math.log(stretch))
+        by_overlap = -(top @ scaled) * top * values / stretch
+        by_wide = slope * cosine - by_overlap @ overlap / wide
+        by_q = by_wide * (KD @ w) / wide - slope * r * Ke + gram_q / steep + by_overlap @ cross / wide
+        by_e = r * (by_q @ QB - slope * (q @ KB))
+        by_r = by_q @ Qe - slope * (q @ Ke)
+        by_cosine = slope * wide - cosine / (1 - cosine**2)
+        return -value, -np.concatenate(((by_e - (e @ by_e) * e) / length, [by_r, by_cosine]))
 
     def pair(self, x: np.ndarray) -> TiedPair:
         """Build the tokens of a point, and evaluate the bound at them; where g = 0, nothing is proven."""
