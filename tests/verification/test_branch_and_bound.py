@@ -109,7 +109,7 @@ def by_hand(units, objective, alpha, beta, side):
         total += a * (offset / units.gap[c] - 1) + on_unit * units.centre[c] - on_unit.abs() * units.beyond_linear[c]
         pixels += on_unit * units.pixels[c]
         symbols += on_unit * units.earlier[c]
-    return total - (1 + box_symbols.ROUNDING) * pixels.abs().sum(), pixels, symbols
+    return total - (1 + box_symbols.RANGE_SHARE) * pixels.abs().sum(), pixels, symbols
 
 
 def test_the_bound_of_a_node_replaces_every_symbol_by_its_line(rng):
