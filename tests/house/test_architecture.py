@@ -110,6 +110,8 @@ def imported_rooms(path: Path) -> set[str]:
         if id(node) in typing_only:
             continue
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "howsmooth":
+            if {alias.name for alias in node.names} == {"__version__"}:
+                continue  # it is known before the front door loads anything
             found.add([*node.module.split("."), ""][1])
         if isinstance(node, ast.Import):
             found |= {[*alias.name.split("."), ""][1] for alias in node.names if alias.name.startswith("howsmooth")}

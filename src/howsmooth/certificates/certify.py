@@ -193,10 +193,12 @@ def _in_coordinates(
     R, S, d = metric.factor.cpu(), metric.inverse.cpu(), len(metric.factor)
     if X.ndim != 2 or X.shape[-1] != d:
         raise ShapeError(f"the metric is one of tokens of dimension {d}, got {tuple(X.shape)}.", field="metric")
+    # S is a computed inverse: what it misses the true one by shrinks the radius that is safe
     rounding_error = d * torch.finfo(R.dtype).eps * R.norm() * S.norm()
     apart = float((S @ R - torch.eye(d, dtype=R.dtype)).norm() + rounding_error)
     if not apart < 1e-3:
         raise AssumptionError("the form of the metric is nearly singular; give a larger ridge.", field="metric")
+    # in coordinates XR the metric is Euclidean, and S leads back to tokens: certificates of the longer chain apply
     back = Dense(S.mT)
     moved = None if module is None else replace(module, coordinates=S)
     f = f.to(torch.float64, "cpu")

@@ -149,6 +149,7 @@ class Proof:
         high = min(self.linear, LARGEST_RADIUS * float(self.table.X.norm()))
         if not 0 < high < math.inf:
             return 0.0
+        # at_low and at_high are logarithms of the share of the margin that is used at both ends of the bracket
         low, at_low, at_high, eps = 0.0, -math.inf, math.inf, min(near or high, high)
         for step in range(STEPS):
             used = self.used(eps)
@@ -162,6 +163,7 @@ class Proof:
             if low == 0:
                 eps = high / 8  # radii differ by orders of magnitude: find the order first
             elif step % 4 == 3 or math.isinf(at_low) or math.isinf(at_high):
+                # now and then the middle, on a logarithmic scale: interpolation alone may creep
                 eps = min(2 * low, math.sqrt(low) * math.sqrt(high))
             else:
                 # What is used is nearly a power of the radius. A little to the other side: both ends close in.
