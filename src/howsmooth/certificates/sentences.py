@@ -64,7 +64,7 @@ def read_sentence(model: Transformer, text: str) -> list[int]:
         raise AssumptionError("a sentence must hold words, got nothing.", field="text")
     if os.path.isfile(text):
         raise AssumptionError(
-            f"{text!r} is a file, not a sentence; files are read by certified_accuracy(model, FILE) and sentences=FILE.",
+            f"{text!r} is a file, not a sentence; certified_accuracy(model, FILE) and sentences=FILE read files.",
             field="text",
         )
     before, behind = tokenizer.frame()
