@@ -22,7 +22,7 @@ PUBLISHED = 79  # proven by alpha-beta-CROWN in 2023, of both networks together
 SECONDS = 100.0
 # How second orders were bounded where the Taylor model alone decides; later ways stand on the last of these.
 LEVELS = ("boxes, a form for the margin", "+ forms of scores and units", "+ forms of queries, keys and values")
-ATTACK_STARTS, ATTACK_STEPS = 20, 40  # against every proven instance: ten times what verify tries
+ATTACK_STARTS, ATTACK_STEPS = 20, 40  # against the two nearest rivals of every proven instance
 
 
 def instances(folder: Path, every: int, only: str) -> list[tuple[Path, Path]]:
@@ -76,7 +76,7 @@ def attacked(network: Any, wanted: hs.verification.Property) -> float:
 
     reached = {k: depth(A, b, 2, 10) for k, (A, b) in enumerate(wanted.unsafe)}
     nearest = sorted(reached, key=lambda k: -reached[k])[:2]
-    return max(depth(*wanted.unsafe[k], ATTACK_STARTS, ATTACK_STEPS) for k in nearest)
+    return max(*reached.values(), *(depth(*wanted.unsafe[k], ATTACK_STARTS, ATTACK_STEPS) for k in nearest))
 
 
 def judged(network: Any, wanted: Path, seconds: float) -> dict[str, Any]:
