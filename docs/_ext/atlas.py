@@ -37,6 +37,8 @@ UP = {
     "whole typical": "typical gain of the whole model",
     "whole relative": "percent out for a percent in, whole model",
 }
+# 200k, but 0.1 and not 100m.
+SHORT = "format(datum.value, datum.value < 1 ? '~g' : '~s')"
 ACROSS = {"width": "width", "layers": "layers", "parameters": "parameters"}
 COLUMNS = (*UP, "growth exponent", "θ", "sink", "cost int8", "cost int4:g64", "certified radius")
 
@@ -125,10 +127,12 @@ def lessons(found: Sequence[Entry]) -> list[str]:
     # two pairs have an interval, and one that says nothing
     elsewhere = f", and {paired(list(pairs.values()))} in {len(pairs)} other packages" if len(pairs) > 2 else ""
     return [
-        f"Training is what makes attention rough: in {len(encoders) - len(twins)} encoders of one package, whatever "
-        f"their objective, the worst gain of the least smooth layer is {over_twins(layer)} that of random twins{elsewhere}.",
-        f"Width adds to it only through training: that gain grows like the width to the power "
-        f"{by_width(one_objective)} in the {len(one_objective)} encoders of one objective, and {by_width(twins)} at initial weights.",
+        f"Training is what makes attention rough: in {len(encoders) - len(twins)} encoders of one package, "
+        "whatever their objective, the worst gain of the least smooth layer is "
+        f"{over_twins(layer)} that of random twins{elsewhere}.",
+        "Width adds to it only through training: that gain grows like the width to the power "
+        f"{by_width(one_objective)} in the {len(one_objective)} encoders of one objective, and "
+        f"{by_width(twins)} at initial weights.",
         f"Whole models feel less of it, and noise least: through all layers the worst gain is "
         f"{over_twins('whole worst')} that of the twins, and the gain of random perturbations "
         f"{over_twins('whole typical')}.",
@@ -197,14 +201,14 @@ def chart(families: Sequence[str]) -> dict[str, Any]:
             "x:Q",
             title="",
             scale=alt.Scale(type="log", nice=False, padding=24),
-            axis=alt.Axis(format="~s", tickCount=6),
+            axis=alt.Axis(labelExpr=SHORT, tickCount=6),
         ),
         color=alt.Color("kind:N", scale=alt.Scale(domain=list(COLOURS), range=list(COLOURS.values())), legend=legend),
         opacity=alt.condition(chosen, alt.value(0.9), alt.value(0.15)),
     )
     scale = alt.Scale(type="log", nice=False, padding=12)
     ends = base.mark_rule(strokeWidth=1.5).encode(
-        y=alt.Y("low:Q", title="", scale=scale, axis=alt.Axis(format="~s", tickCount=6)), y2="high:Q"
+        y=alt.Y("low:Q", title="", scale=scale, axis=alt.Axis(labelExpr=SHORT, tickCount=6)), y2="high:Q"
     )
     shapes = alt.Scale(domain=list(families), range=[SHAPES[name] for name in families])
     shape = alt.Shape("family:N", scale=shapes, legend=legend)

@@ -38,8 +38,10 @@ def require_floating(x: object, name: str) -> None:
             field=argument(name),
         )
     if not x.is_floating_point():
+        ids = ", or turn token ids into tokens with hs.load(model).activations(ids).at(layer=0)"
         raise DtypeError(
-            f"{name} must hold real floating-point numbers, got {x.dtype}; convert with .double().",
+            f"{name} must hold real floating-point numbers, got {x.dtype}; convert with .double()"
+            f"{ids if name == 'tokens' else ''}.",
             field=argument(name),
         )
 

@@ -11,7 +11,7 @@ import torch
 import howsmooth as hs
 from howsmooth.check import check_proof
 from howsmooth.check.balls import ball
-from howsmooth.check.boxes import BoxModel, Leaves, UnitsOnBox, check_verdict, covers
+from howsmooth.check.boxes import BoxModel, CheckedBentUnits, Leaves, check_verdict, covers
 from howsmooth.check.checker import _checked
 from howsmooth.check.outcomes import CannotCheck, Refuted
 from howsmooth.errors import AssumptionError
@@ -129,7 +129,7 @@ def _symbols(f, model, inputs):
 def test_no_point_of_a_leaf_has_a_smaller_margin():
     f, wanted, claim = claimed()
     model = BoxModel(steps_of(f), np.array(claim["lower"]), np.array(claim["upper"]), claim["level"])
-    units, leaves = UnitsOnBox(model), claim["unsafe"][0]["leaves"]
+    units, leaves = CheckedBentUnits(model), claim["unsafe"][0]["leaves"]
     (A, b), rng = wanted.unsafe[0], torch.Generator().manual_seed(0)
     functional = ball(-A.numpy()[None])
     (below,) = model.beyond_linear(functional, True, sides=(1,))

@@ -1,6 +1,7 @@
 """``howsmooth audit``, and kinds of attention on the command line, as a new user would call them."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -142,6 +143,13 @@ def test_regimes_of_another_kind_are_searched(howsmooth, head, kind):
     assert first == "The largest constants that a search found; where they stop growing no theorem says."
     assert row.startswith("n = 3   ")
     assert "≤ Lip ≤" in row
+
+
+def test_regimes_say_how_the_largest_constant_grows(howsmooth, head):
+    asked = ("regimes", head, "--radius", "2", "--lengths", "4,16")
+    few, many = (row["found"] for row in json.loads(howsmooth(*asked, "--json").out)["rows"])
+    last = howsmooth(*asked).out.splitlines()[-1]
+    assert last == f"From n = 4 to 16 the largest found grows like n^{math.log(many / few, 4):.2f}."
 
 
 @pytest.mark.parametrize(

@@ -201,6 +201,10 @@ def test_a_wrong_call_exits_with_two_and_shows_no_traceback(command, arguments, 
     assert "Traceback" not in result.err
 
 
+def test_several_lengths_where_one_is_meant_are_told(howsmooth):
+    assert "'-n': it must be one whole number." in howsmooth("bounds", "A.npz", "-n", "4,16", "-r", "1").err
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
 def test_files_without_permission_are_refused(howsmooth, tmp_path):
     np.savez("A.npz", A=np.eye(4))

@@ -114,6 +114,7 @@ def check_refusal(done, said, tmp_path):
         (("--sentence", TEXT, "--word", "zebra"), "no word 'zebra'; its tokens are 1 a, 2 fine, 3 film"),
         (("--sentence", TEXT, "--label", "LABEL_7"), "no class 'LABEL_7'; did you mean"),
         (("--sentence", 30 * "film "), "positions for 20 tokens, and the sentence has 32"),
+        (("--sentence", __file__), "is a file, not a sentence"),
         (("--sentence", "zxcv qwerty"), "unknown to the tokenizer"),
         (("--sentence", TEXT, "--seed", "-1"), "seed must be"),
         (("--sentence", TEXT, "--synonyms", "absent.json"), "not there"),

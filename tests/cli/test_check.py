@@ -30,6 +30,13 @@ def test_exit_codes_say_what_came_of_it(proof, howsmooth):
     assert "the weights are others" in done.out
 
 
+def test_what_is_no_json_is_no_proof_file(howsmooth, tmp_path):
+    (tmp_path / "net.onnx").write_bytes(b"\xa8\x00")
+    done = howsmooth("check", str(tmp_path / "net.onnx"), "--model", "reviews")
+    assert done.code == 3
+    assert "it is no JSON, so no proof file" in done.out
+
+
 def test_a_file_that_is_not_there(howsmooth):
     done = howsmooth("check", "nowhere.json", "--model", "reviews")
     assert done.code == 2

@@ -18,6 +18,7 @@ from howsmooth.models.inputs.text import Text, read_text
 from howsmooth.models.load import load
 from howsmooth.models.parts.ends import SentenceEmbedding
 from howsmooth.models.transformer import Transformer
+from howsmooth.validation import tokens_for
 
 # How a text is cut unless windows are given.
 LENGTH, WINDOWS = 128, 4
@@ -39,6 +40,7 @@ class Subject:
             length = min(LENGTH, transformer.max_length or LENGTH)
             framed = output_kind(transformer) != "words"  # encoders know inputs that begin and end with special tokens
             tokens = inputs(text, transformer, special_tokens=framed).at(range(WINDOWS), length=length, stride=0)
+        tokens = tokens_for(tokens, None)
         if not isinstance(tokens, Tensor):
             raise DtypeError(
                 f"tokens must be a tensor of token ids or a text, got {type(tokens).__name__}.", field="tokens"
@@ -87,7 +89,7 @@ class Subject:
         with nullcontext() if arguments else without_cache(self.module):
             found = functional_call(self.module, dict(weights or {}), (given,), arguments)
         if self.transformer.with_head is not None:
-            return found.logits.flatten(0, -2)
+            return (found if isinstance(found, Tensor) else found.logits).flatten(0, -2)
         ends: Any = self.transformer.ends
         if self.kind == "embedding":
             return _embedding(first_tensor(found), ends.sentence_embedding)
@@ -117,7 +119,8 @@ class Subject:
 
 def output_kind(transformer: Transformer) -> str:
     """Return what the output of a model is: ``words``, ``classes`` or ``embedding``."""
-    if type(transformer.with_head or transformer.module).__name__.endswith("Classification"):
+    named = type(transformer.with_head or transformer.module).__name__.endswith("Classification")
+    if named or not isinstance(transformer.ends.class_head, str):
         return "classes"
     if transformer.with_head is not None or not isinstance(transformer.ends.language_head, str):
         return "words"

@@ -30,6 +30,7 @@ from howsmooth.maps.mlp import Dense
 from howsmooth.maps.protocols import Map
 from howsmooth.markup import frame, strict_json, table
 from howsmooth.metrics import Euclidean, Metric, as_metrics
+from howsmooth.models.autograd.module_calls import ModuleClassifier
 from howsmooth.models.load import load
 from howsmooth.models.module_comparison import rounding
 from howsmooth.models.transformer import Transformer
@@ -180,8 +181,8 @@ class Certificate:
 
 
 def _in_coordinates(
-    f: Map, X: Float[Tensor, "n d"], module: Classifier | None, metric: Euclidean
-) -> tuple[Map, Float[Tensor, "n d"], Classifier | None, float]:
+    f: Map, X: Float[Tensor, "n d"], module: ModuleClassifier | None, metric: Euclidean
+) -> tuple[Map, Float[Tensor, "n d"], ModuleClassifier | None, float]:
     r"""Return the classifier and the embeddings :math:`XR` in coordinates in which a weighted metric is the total one.
 
     The last number is a share of a radius there that is safe in the metric: the computed inverse S of R has
@@ -197,7 +198,7 @@ def _in_coordinates(
     if not apart < 1e-3:
         raise AssumptionError("the form of the metric is nearly singular; give a larger ridge.", field="metric")
     back = Dense(S.mT)
-    moved = None if module is None else lambda Z: module(back(Z))
+    moved = None if module is None else replace(module, coordinates=S)
     f = f.to(torch.float64, "cpu")
     # flat, so that a pooling may move before the maps that act on single tokens
     return Chain(back, *(f.maps if isinstance(f, Chain) else (f,))), X.detach().cpu().double() @ R, moved, 1 - apart
@@ -261,12 +262,14 @@ def certify(
         True
     """
     given = as_metrics(metric).input
-    weighted = isinstance(given, Euclidean) and given.factor is not None and given.scale is None
-    p = 2.0 if weighted else norm_in(given.name)
+    weighted: Euclidean | None = None
+    if isinstance(given, Euclidean) and given.factor is not None and given.scale is None:
+        weighted = given
+    p = norm_in(given.name) if weighted is None else 2.0
     began, labels = time.perf_counter(), tuple[str, ...]()
     tokens = tokens if isinstance(tokens, str | Tensor) else torch.as_tensor(np.asarray(tokens))
     groups = None if word is None or isinstance(word, str) else [_places(word)]
-    module: Classifier | None = None
+    module: ModuleClassifier | None = None
     if isinstance(classifier, Map) and not isinstance(classifier, nn.Module | Transformer):
         if isinstance(tokens, str) or isinstance(label, str) or isinstance(word, str) or at != PLACES[0] or layer:
             raise AssumptionError(
@@ -282,8 +285,8 @@ def certify(
         f, X = classifier_at(model, ids, at=at, layer=layer)
         module = module_at(model, ids, at=at, layer=layer)
     shrink = 1.0
-    if weighted:
-        f, X, module, shrink = _in_coordinates(f, X, module, given)
+    if weighted is not None:
+        f, X, module, shrink = _in_coordinates(f, X, module, weighted)
     # One table for all words of the sentence.
     certifier = SentenceCertifier(f, X, rivals=classes, label=expected)
     groups = [(i,) for i in range(len(certifier.embeddings))] if groups is None else groups

@@ -118,7 +118,8 @@ class SentenceCertifier:
         """
         ball, moving = UnitBall(p), [self._checked(tokens) for tokens in groups]
         table, began = self.table, time.perf_counter()
-        proven, searches, ends = [], [], [began]
+        proven: list[tuple[float, float, Slack | None]] = []
+        searches, ends = [], [began]
         for tokens, seed in zip(moving, seeds, strict=True):
             # Radii of the words of a sentence are of one order of magnitude.
             near = proven[-1][0] if proven else None

@@ -1,5 +1,6 @@
 """A model and a sentence: its tokens and words, its classifier as a chain of maps, and the input of that."""
 
+import os
 from collections.abc import Sequence
 
 import torch
@@ -61,6 +62,11 @@ def read_sentence(model: Transformer, text: str) -> list[int]:
     tokenizer = tokenizer_of(model)
     if not text.strip():
         raise AssumptionError("a sentence must hold words, got nothing.", field="text")
+    if os.path.isfile(text):
+        raise AssumptionError(
+            f"{text!r} is a file, not a sentence; certified_accuracy(model, FILE) and --sentences FILE read it.",
+            field="text",
+        )
     before, behind = tokenizer.frame()
     tokens = [*before, *tokens_of(tokenizer, text, text[:60]), *behind]
     _check_length(model, len(tokens))

@@ -423,7 +423,7 @@ STEPS: dict[str, Callable[[BoxModel, Any], Behind]] = {
 }
 
 
-class UnitsOnBox:
+class CheckedBentUnits:
     """All bent ReLUs, as functions of the box and of the symbols of earlier ones."""
 
     def __init__(self, model: BoxModel) -> None:
@@ -466,7 +466,7 @@ class Leaves:
     side: Array
 
     @classmethod
-    def of(cls, given: list[dict[str, Any]], units: list[Any], known: UnitsOnBox) -> "Leaves":
+    def of(cls, given: list[dict[str, Any]], units: list[Any], known: CheckedBentUnits) -> "Leaves":
         """Read the leaves of a file, whose units have numbers of its own."""
         count, c = len(given), len(known.layer)
         alpha, beta, side = np.tile(known.slope, (count, 1)), np.zeros((count, c)), np.zeros((count, c))
@@ -528,7 +528,7 @@ def check_verdict(steps: list[Any], claim: dict[str, Any]) -> None:
         raise CannotCheck("a box has a lower and an upper end of one shape, and a level from 0 to 2")
     unsafe = listed(claim, "unsafe")
     model = BoxModel(steps, lower, upper, level)
-    units = UnitsOnBox(model) if any(x.places.size for x in model.bent) else None
+    units = CheckedBentUnits(model) if any(x.places.size for x in model.bent) else None
     named = claim.get("units", [])
     if not isinstance(named, list) or not all(
         isinstance(x, list) and len(x) == 2 and all(type(k) is int for k in x) for x in named

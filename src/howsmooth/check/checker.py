@@ -58,8 +58,10 @@ def check_proof(path: str | os.PathLike[str], model: Any, *, deployed: str | Non
 def _read(path: str | os.PathLike[str], model: Any) -> tuple[list[dict[str, Any]], list[Any]]:
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
         raise CannotCheck(f"it cannot be read: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise CannotCheck("it is no JSON, so no proof file; .save of a result writes one") from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise CannotCheck(f"its format is not {FORMAT!r}")
     about = found.get("map")

@@ -163,8 +163,17 @@ class Commands(TyperGroup):
             raise _refused(error) from error
 
 
+# What typer's reader of numbers says, and what we say.
+NOT_A_NUMBER = {
+    "Input should be a valid integer, unable to parse string as an integer": "it must be one whole number",
+    "Input should be a valid number, unable to parse string as a number": "it must be one number",
+}
+
+
 def _refused(error: Any) -> AssumptionError:
     said, where = error.format_message().rstrip("."), getattr(error.ctx, "command_path", "howsmooth")
+    for pydantic, ours in NOT_A_NUMBER.items():
+        said = said.replace(pydantic, ours)
     return AssumptionError(f"{said}{'' if said.endswith('?') else '.'} See {where} --help.")
 
 

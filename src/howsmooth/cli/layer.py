@@ -154,7 +154,7 @@ class LayerSource:
 
         From here on torch uses as many threads as were asked for.
         """
-        begin(f"Reading {self.model or ', '.join(self.sources.values())}")
+        begin(f"Reading {self.model}")
         set_threads(self.threads)
         found = of_kind(self._read(), self.kind)
         return found if self.device is None else found.to(device=self.device)

@@ -189,3 +189,8 @@ def _print_regimes(found: "Regimes") -> None:
     for size, value, row in zip(sizes, values, found.rows, strict=True):
         left = f"n = {size:>{max(map(len, sizes))}}   {value:>{max(map(len, values))}}"
         typer.echo(f"{left} ≤ Lip ≤ {row.upper.digits}")
+    rising = [row for row in found.rows if found.crossing is None or row.n <= found.crossing]
+    if len(rising) > 1 and 0 < rising[0].found < math.inf and rising[0].n < rising[-1].n:
+        first, last = rising[0], rising[-1]
+        power = math.log(last.found / first.found) / math.log(last.n / first.n)
+        typer.echo(f"From n = {sizes[0]} to {number(last.n, 4)} the largest found grows like n^{power:.2f}.")

@@ -20,7 +20,7 @@ from howsmooth.maps.positions import Distances, Positions
 from howsmooth.maps.projections import NO_TRANSFORMS, Projections, Transforms
 from howsmooth.maps.weighting import Softmax, Weighting
 from howsmooth.ring_attention import TokenRing
-from howsmooth.validation import Seed, generator_from, require_finite, require_floating, require_parameter
+from howsmooth.validation import Seed, generator_from, require_finite, require_floating, require_parameter, tokens_for
 
 S = TypeVar("S", bound="Attention")
 
@@ -172,10 +172,10 @@ class Attention(ScoreAttention):
     def single_head(
         cls: type[S],
         *,
-        V: Float[Tensor, "v d"],
-        A: Float[Tensor, "d d"] | None = None,
-        Q: Float[Tensor, "k d"] | None = None,
-        K: Float[Tensor, "k d"] | None = None,
+        V: Float[Tensor, "v d"] | Any,
+        A: Float[Tensor, "d d"] | Any | None = None,
+        Q: Float[Tensor, "k d"] | Any | None = None,
+        K: Float[Tensor, "k d"] | Any | None = None,
         causal: bool = False,
         positions: Positions | None = None,
         weights: Float[Tensor, "... n"] | None = None,
@@ -186,7 +186,7 @@ class Attention(ScoreAttention):
         .. math:: f(X)_i = V\sum_j P_{ij}x_j,\qquad P_{ij}\propto a_j\,e^{\langle Ax_i,x_j\rangle}
 
         Args:
-            V: The value matrix; rectangular is fine.
+            V: The value matrix, a tensor or an array like the others; rectangular is fine.
             A: The bilinear form of the scores; any scale is inside.
             Q: In place of A, the query projection, :math:`A = K^\top Q`.
             K: In place of A, the key projection.
@@ -196,6 +196,7 @@ class Attention(ScoreAttention):
             options: Other fields, such as ``sink``, as a number: 0 for the softmax that is "off by one".
         """
         if A is not None and Q is None and K is None:
+            A = tokens_for(A, None)
             require_floating(A, "A")
             if A.ndim != 2 or A.shape[0] != A.shape[1]:
                 raise ShapeError(f"A must be a square matrix, got {tuple(A.shape)}.", field="A")

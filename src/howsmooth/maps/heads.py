@@ -71,9 +71,9 @@ class MultiHead(TensorDataclass, ABC):
     def single_head(
         cls: type[H],
         *,
-        Q: Float[Tensor, "k d"],
-        K: Float[Tensor, "k d"],
-        V: Float[Tensor, "v d"],
+        Q: Float[Tensor, "k d"] | Any,
+        K: Float[Tensor, "k d"] | Any,
+        V: Float[Tensor, "v d"] | Any,
         causal: bool = False,
         positions: Positions | None = None,
         weights: Float[Tensor, "... n"] | None = None,
@@ -90,6 +90,7 @@ class MultiHead(TensorDataclass, ABC):
             weights: The mass of each token.
             options: Other fields of the class; those with one entry for each head are given as a number.
         """
+        Q, K, V = (tokens_for(x, None) for x in (Q, K, V))
         for name, x in (("Q", Q), ("K", K), ("V", V)):
             require_floating(x, name)
             if x.ndim != 2:

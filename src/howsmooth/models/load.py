@@ -27,6 +27,7 @@ from howsmooth.models.parts.ends import (
     class_head,
     default_sentence_embedding,
     language_head,
+    sentence_embedding,
 )
 from howsmooth.models.streaming import BlockStream
 from howsmooth.models.transformer import Transformer, weights_digest
@@ -67,13 +68,13 @@ def load(
         DeviceError: If the device cannot be used here.
         DtypeError: If the dtype is not a real floating-point one.
     """
-    name_or_path, held_tokenizer = _held(name_or_path)
+    name_or_path, held_tokenizer, held_sentence = _held(name_or_path)
     tokenizer = held_tokenizer if tokenizer is None else tokenizer
     if isinstance(name_or_path, nn.Module):
         if streamed:
             raise UnsupportedModelError("a module in memory is not streamed; give its folder.", field="streamed")
         given = unwrapped(name_or_path)
-        loaded = LoadedModel(module=without_adapters(given), tokenizer=None)
+        loaded = LoadedModel(module=without_adapters(given), tokenizer=None, sentence=held_sentence)
         require_plain_weights(loaded.module)  # before the digest, which quantised weights do not have
         # the digest keeps modules of one class apart
         name = f"{type(given).__name__}@{weights_digest(given)}"
@@ -226,13 +227,21 @@ def as_tokenizer(tokenizer: Any) -> Tokenizer:
     return tokenizer if isinstance(tokenizer, Tokenizer) else HubTokenizer(tokenizer)
 
 
-def _held(model: Any) -> tuple[Any, Any]:
-    """Return the model and the tokenizer inside a pipeline or a SentenceTransformer; others as they are."""
+def _held(model: Any) -> tuple[Any, Any, SentenceEmbedding | str | None]:
+    """Return what a pipeline or a SentenceTransformer holds: model, tokenizer, sentence embedding; others as is."""
     if any(kind.__name__ == "SentenceTransformer" for kind in type(model).__mro__):
-        return model[0].auto_model, model.tokenizer
+        parts = list(model.children())
+        if not hasattr(parts[0], "auto_model"):
+            raise UnsupportedModelError(
+                f"this SentenceTransformer begins with {type(parts[0]).__name__}, not with a Transformer; there is no "
+                "attention to read.",
+                field="model",
+            )
+        kinds = [type(part).__name__ for part in parts]
+        return parts[0].auto_model, model.tokenizer, sentence_embedding(kinds, lambda: parts[1].get_config_dict())
     if not isinstance(model, nn.Module) and isinstance(getattr(model, "model", None), nn.Module):
-        return model.model, getattr(model, "tokenizer", None)
-    return model, None
+        return model.model, getattr(model, "tokenizer", None), None
+    return model, None, None
 
 
 def _trunk(module: nn.Module) -> tuple[Any, Notes]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import altair as alt
 
-from howsmooth.report.drawing.palette import BLUE, ORANGE
+from howsmooth.report.drawing.palette import MEASURED, TYPICAL
 from howsmooth.report.drawing.panels import PANEL, panels
 from howsmooth.report.drawing.scales import drawable, labelled, log_scale, round_numbers
 from howsmooth.report.drawing.tables import Chart
@@ -13,8 +13,7 @@ from howsmooth.report.result_page import write_table
 from howsmooth.studies.cards import Card, CardComparison
 from howsmooth.studies.settings import command
 
-# As on all pages: what is attained, and what random perturbations meet.
-COLOURS = {"worst": ORANGE, "typical": BLUE}
+COLOURS = {"worst": MEASURED, "typical": TYPICAL}
 # How much is left free above and below, as a factor.
 ROOM = 1.3
 

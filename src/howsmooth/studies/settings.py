@@ -16,6 +16,7 @@ from howsmooth.studies.json_values import NOT_IN_KEY, JsonValue, default_of, des
 
 ALICE = "alice"
 LENGTHS = (8, 16, 32, 64, 128, 256)
+LENGTH = 128  # of budgets, which have one length
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 # Numbers of which a norm to three digits can be had; weights of half precision are measured in float32.
 MEASURED = ("float32", "float64")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from howsmooth.budgets.places import Places
     from howsmooth.studies.resources import Resources
 
-PASSES, LENGTH, WINDOWS = 32, 128, 4
+PASSES, WINDOWS = 32, 4
 # A pass costs about so much of a measurement of one layer.
 PASS_COST = 2.0
 

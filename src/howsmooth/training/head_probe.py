@@ -106,6 +106,9 @@ class Probe:
         """Every alarm so far."""
         return [alarm for look in self.looks for alarm in look.alarms if isinstance(alarm, HeadAlarm)]
 
+    def __repr__(self) -> str:
+        return f"Probe({self.steps} steps, {len(self.looks)} looks, {len(self.alarms)} alarms)"
+
     @property
     def overhead(self) -> float:
         """The time of the probe, as a share of the time without it."""

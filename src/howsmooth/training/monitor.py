@@ -103,6 +103,9 @@ class Monitor:
         self.steps = 0
         self.looks: list[Look] = []
 
+    def __repr__(self) -> str:
+        return f"Monitor({self.steps} steps, {len(self.looks)} looks, {len(self.alarms)} alarms)"
+
     @property
     def overhead(self) -> float:
         """The time of the monitor, as a share of the training time without it."""

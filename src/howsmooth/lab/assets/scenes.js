@@ -30,7 +30,7 @@ const SCENES = [
   {
     slug: "why",
     name: "Why care",
-    sentence: (state, found) => `The squares are what attention makes of the dots. Push the dots a little in the worst way there is, and the squares move ${shown(found.constant, 3)} times as far; a random push, ${shown(found.typical, 2)} times. Where that is much, a change that nobody sees changes what a network says.`,
+    sentence: (state, found) => `Each dot is a token, a word as a network sees it; attention replaces it by an average of all, its square. Push the dots a little in the worst way there is, and the squares move ${shown(found.constant, 3)} times as far; a random push, ${shown(found.typical, 2)} times. Where that is much, a change that nobody sees changes what a network says.`,
     question: "Where must the dots be so that the worst push comes out no larger than it went in? Drag them until the number is 1 or less.",
     answer: (state, found) => `Close together: there is little to choose between, and attention is nearly a mean. You have ${shown(found.constant, 3)}; Play goes there.`,
     theorem: { name: "Theorem 3", page: "at_input.html#theorem-3" },
@@ -99,7 +99,7 @@ const SCENES = [
   {
     slug: "crowd",
     name: "√n",
-    sentence: (state, found) => `Here every dot looks at the dot most opposite to it. The crowd looks at one dot and copies it, so a small move of that dot moves ${shown(found.n, 4)} outputs at once: √n = ${shown(Math.sqrt(found.n), 3)} times the move. The number is ${shown(found.constant, 3)}.`,
+    sentence: (state, found) => `Here every dot looks at the dot most opposite to it. The crowd looks at one dot and copies it, so a small move of that dot moves all their outputs at once: about √n = ${shown(Math.sqrt(found.n), 3)} times the move. The number is ${shown(found.constant, 3)}.`,
     question: "Make n a hundred times larger: by what factor does the number grow? Then drag the crowd slowly up along the rim.",
     answer: (state, found) => { const n = Math.min(1e6, 100 * found.n); return `To ${shown(n, 7)} tokens by ${shown(constantOf(withCount(state, n)) / found.constant, 3)}; √ says ${shown(Math.sqrt(n / found.n), 3)}. On the rim it shoots up where the crowd is as far from one dot as from the other: a tie.`; },
     theorem: { name: "Theorem 1", page: "ball.html#theorem-1" },
@@ -134,7 +134,7 @@ const SCENES = [
       const m = modelOf(state);
       if (m.x.length !== 2 || m.mechanism !== "softmax") return "";
       const peak = bestMass(m), needed = Math.exp(2 * steepness(m.A) * m.R ** 2);
-      return `At this R the peak is ${shown(peak.value, 5)}, where the light dot holds ${shown(peak.share, 3)} of all tokens: one of ${shown(1 / peak.share, 4)}. It takes about ${shown(needed, 4)} tokens before this shows.`;
+      return `At this R the peak is ${shown(peak.value, 3)}, where the light dot holds ${shown(peak.share, 2)} of all tokens: one of ${shown(1 / peak.share, 3)}. It takes about ${shown(needed, 3)} tokens before this shows.`;
     },
     chart: {
       title: "The constant against the radius",

@@ -150,11 +150,13 @@ class ModuleClassifier:
     tokens: Int[Tensor, " n"]  # the sentence that it reads while hidden states are replaced
     enters: tuple[str, int]  # the part whose hidden states those are, and at which of its calls
     together: bool  # whether it takes several sequences at once; some do not if they have no padding token
+    coordinates: Float[Tensor, "d d"] | None = None  # tokens are multiplied by these first, if they are given in others
 
     def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch 1 classes"]:
         """Run the module with other hidden states, in its own dtype."""
         like = next(self.module.parameters())
-        rows = X.reshape(-1, *X.shape[-2:]).to(like)
+        hidden = X if self.coordinates is None else X @ self.coordinates
+        rows = hidden.reshape(-1, *X.shape[-2:]).to(like)
         logits = torch.cat([self._logits(part) for part in rows.split(len(rows) if self.together else 1)])
         return logits.to(X).reshape(*X.shape[:-2], 1, -1)
 

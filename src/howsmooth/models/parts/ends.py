@@ -225,10 +225,15 @@ def read_sentence_embedding(find: Callable[[str], Path | None]) -> SentenceEmbed
     if not isinstance(modules, list) or not all(isinstance(entry, dict) for entry in modules):
         return None
     kinds = [str(entry.get("type", "")).rsplit(".", 1)[-1] for entry in modules]
+    return sentence_embedding(kinds, lambda: _read_json(find(f"{modules[1].get('path', '')}/config.json")))
+
+
+def sentence_embedding(kinds: list[str], config: Callable[[], Any]) -> SentenceEmbedding | str:
+    """Return what modules of sentence-transformers make of a sentence, by their kinds and the pooling's settings."""
     if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):
-        return f"its modules.json makes a sentence of {', '.join(kinds)}, which is not read here"
-    config = _read_json(find(f"{modules[1].get('path', '')}/config.json"))
-    pooling = _pooling(config if isinstance(config, dict) else {})
+        return f"its modules make a sentence of {', '.join(kinds)}, which is not read here"
+    found = config()
+    pooling = _pooling(found if isinstance(found, dict) else {})
     if pooling is None:
         return "its sentences are pooled in a way that is not read here (the mean, the first or the last token are)"
     return SentenceEmbedding(pooling=pooling, normalised="Normalize" in kinds)

@@ -17,8 +17,8 @@ from howsmooth.studies.kinds.recipe import RecipeAsk, recipe_files, summarise_re
 from howsmooth.studies.kinds.verified import VerifyAsk, summarise_verified
 from howsmooth.studies.records import Record, grouped
 from howsmooth.studies.runs.result_table import fitted
-from howsmooth.studies.settings import ALICE, CommandSettings, Compute, ModelReading, Solver, Windows
-from howsmooth.studies.with_errors import LENGTH, PASS_COST, PASSES, WINDOWS, places_of, windows_of
+from howsmooth.studies.settings import ALICE, LENGTH, CommandSettings, Compute, ModelReading, Solver, Windows
+from howsmooth.studies.with_errors import PASS_COST, PASSES, WINDOWS, places_of, windows_of
 from howsmooth.wording import number, percent, visible
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec.structs import replace
 
 from howsmooth.certificates.settings import PLACES, check_place, norm_in
-from howsmooth.errors import AssumptionError, FileError, HowsmoothError
+from howsmooth.errors import AssumptionError, DtypeError, FileError, HowsmoothError
 from howsmooth.models.inputs.sources import Sentences, held, one_sentence, read_source
 from howsmooth.models.loading.names import check_model
 from howsmooth.studies.asks import Answer, Ask
@@ -423,6 +423,11 @@ def certified_accuracy(
     model = classifier if isinstance(classifier, Transformer) else load(classifier)
     given: Any = sentences
     file = isinstance(sentences, str | os.PathLike)
+    if not file and not all(isinstance(each, str | Mapping) for each in given):
+        raise DtypeError(
+            "sentences must be strings, objects with text and label, or a file of them; hs.certify takes token ids.",
+            field="sentences",
+        )
     if labels is not None:
         if file or len(labels) != len(given):
             need = "a file has labels of its own" if file else f"there are {count(len(given), 'sentence')}"

@@ -18,7 +18,7 @@ from howsmooth.studies.records import plan_of
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.run_metadata import keep_model, keep_words
 from howsmooth.studies.runs.store import Store
-from howsmooth.studies.settings import LENGTHS, Compute, ModelReading, Solver, Window, Windows
+from howsmooth.studies.settings import LENGTH, LENGTHS, Compute, ModelReading, Solver, Window, Windows
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -133,11 +133,12 @@ def model_and_text(asked: Any, windows: Windows, resources: Resources, *, parts:
 def _within_positions(windows: Windows, transformer: Transformer) -> tuple[Windows, tuple[str, ...]]:
     """Leave out the default lengths that are too long for a model, and say so; lengths that are given stay."""
     limit = transformer.max_length
-    if limit is None or windows.lengths != LENGTHS or max(LENGTHS) <= limit:
+    if limit is None or windows.lengths not in (LENGTHS, (LENGTH,)) or max(windows.lengths) <= limit:
         return windows, ()
-    lengths = tuple(length for length in LENGTHS if length <= limit) or (limit,)
+    lengths = tuple(length for length in windows.lengths if length <= limit) or (limit,)
     taken = ", ".join(map(str, lengths))
-    said = f"{transformer.name!r} has positions for {limit} tokens: of the default lengths {taken} are measured"
+    which = f"of the default lengths {taken} are measured" if len(windows.lengths) > 1 else f"windows have {taken}"
+    said = f"{transformer.name!r} has positions for {limit} tokens: {which}"
     return replace(windows, lengths=lengths), (said,)
 
 

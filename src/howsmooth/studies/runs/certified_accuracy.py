@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 # A word is fragile where so many times the smallest attacked radius of its sentence is enough.
 FRAGILE = 1.25
 # Columns that leave a narrow terminal, the first ones first.
+LEGEND = (
+    "Certified: proven, no shorter move of this word alone changes the class. Attacked: a move as long as this does. "
+    "Nearest: how far the embedding of the nearest other word is. Fragile: what attacks change most easily."
+)
 EXPENDABLE = ("seconds", "linear", "loosest stage", "norm", "sentence")
 # So many sentences are shown word by word, and so many of the most fragile words of a test set.
 FEW = 3
@@ -126,8 +130,8 @@ class CertifiedSentence:
         if not rows:
             return
         yield fitted(rows, list(rows[0]), list(EXPENDABLE), console, options)
-        took = f"table in {number(self.table_seconds, 2)} s"
-        yield f"Radii in {self.norm} of {self.place}; margin {at_least(self.margin, 3)}; {took}."
+        yield LEGEND
+        yield f"Radii in {self.norm} of {self.place}; margin {at_least(self.margin, 3)}."
 
     def to_json(self) -> str:
         """Return one JSON object."""
