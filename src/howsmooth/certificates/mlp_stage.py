@@ -65,6 +65,7 @@ def largest_derivative(
         # A peak of the grid stands for all points up to its neighbours.
         inside = (low - 2 * GRID_END / GRID_POINTS <= place) & (place <= high + 2 * GRID_END / GRID_POINTS)
         found = torch.where(inside, found.clamp_min(height), found)
+    # A peak between two points of the grid is higher than both.
     return found + GRID_ERROR
 
 

@@ -16,6 +16,7 @@ from howsmooth.rounding import CHAIN_ROOM
 if TYPE_CHECKING:
     from howsmooth.certificates.certify import Certificate
 
+# Radii are lowered in turn until the margin suffices for a chain with room.
 SHARES = (1.0, 0.998, 0.995, 0.99, 0.98, 0.95, 0.9)
 
 
@@ -41,7 +42,7 @@ def _claim(
     """Return the claim of some words; none if nothing is proven of them."""
     moved = torch.tensor(tokens)
     found: dict[str, Any] | None = None
-    # second orders first: they nearly always prove more, and then the first order need not be tried
+    # Second orders mostly prove more, and are tried first: the other order then is not needed.
     orders = (2, 1) if second_order_affordable(table, moved) else (1,)
     for order in orders:
         if found is not None and found["radius"] >= SHARES[-1] * certified:
@@ -66,6 +67,7 @@ def _claim(
 
 def _chain(proof: Proof, rivals: Rivals, largest: float) -> tuple[float, list[Tensor]] | None:
     """Return the largest radius that leaves a part of the margin to a chain with room, and the chain."""
+    # Room at every stage adds up: where it uses the margin up, a slightly smaller radius leaves some.
     for share in SHARES:
         eps = share * largest
         stages, left = proof.chain(eps, CHAIN_ROOM)

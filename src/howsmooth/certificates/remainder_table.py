@@ -304,4 +304,5 @@ def _weighted_sums(weights: Float[Tensor, "k r"], columns: Float[Tensor, "groups
 
 def widened(norms: Float[Tensor, "groups norms"], errors: Float[Tensor, "groups probes norms"]) -> Tensor:
     """Widen norms in single precision by a share of themselves, and by a multiple of the errors of sums."""
+    # A random sum that shows hardly any error is unlikely, four of them all the more so.
     return (1 + SINGLE_SHARE) * norms.double() + ERROR_FACTOR * errors.amax(1) + TINY

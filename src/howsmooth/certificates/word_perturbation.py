@@ -153,4 +153,5 @@ def times_square(eps: float, norms: Tensor) -> Tensor:
 
 def _outward(norms: Tensor) -> Tensor:
     """Widen norms by the allowance for rounding."""
+    # A norm that is nearly zero may be a difference of large numbers: the largest of its stage counts for it too.
     return CHAIN_FACTOR * norms + CHAIN_FLOOR * norms.max()

@@ -302,7 +302,7 @@ class AttentionOnBox:
         self.products = (q1 @ k1.T).upper
         self.products_beyond = (q1 @ k2.T + q2 @ (k1 + k2).T).upper
         alpha2 = np.where(hidden, 0.0, self._scores_beyond(model))
-        self._remainders(alpha2)
+        self._remainders(model, alpha2)
         value = at.value()
         weighted = (at.P.reshape(self.heads, self.n, self.n, 1) * self.db).moved(-1, 0)  # r, h, n, n
         mixed = weighted @ at.v + at.P @ self.dv.moved(-1, 0)
@@ -335,17 +335,24 @@ class AttentionOnBox:
         below, above = model.beyond_linear(self._pull_scores(every), model.level > 0, start)
         return np.maximum(below, above).reshape(h, n, n)
 
-    def _remainders(self, alpha2: Array) -> None:
+    def _remainders(self, model: BoxModel, alpha2: Array) -> None:
         """Keep what multiplies a functional of v − o, and the range of one of dv, in the remainder."""
         a1, a2 = ball(self.alpha1), ball(alpha2)
-        alpha = ball((a1 + a2).upper)
+        alpha, P = ball((a1 + a2).upper), ball(self.at.P.upper)
         e2 = ball(alpha.map(lambda x: x.exp() - 1 - x).size)
         e3 = ball(alpha.map(lambda x: x.exp() - 1 - x - x * x / 2).size)
-        zeta = ball((ball(self.at.P.upper) * e2).sum(keepdims=True).upper)
-        share = ball((zeta * (zeta + 1.0).inverse()).upper)  # 1 − 1/Z
-        square = alpha * alpha * 0.5
-        self.on_values = ball(self.products_beyond) + a2 * (a1 + a1 + a2) * 0.5 + e3 + share * (alpha + square)
-        self.on_changes = a2 + e2 + share * (alpha + 1.0)
+        zeta = (P * e2).sum().upper  # Z − 1
+        if model.level > 0:  # e₂(b)/b² grows with b, and the mean of squares is a form
+            steepest = alpha.map(lambda x: (x.exp() - 1 - x) / x**2 if x > 1e-3 else x.exp() / 2).upper.max(-1)
+            rows = (self.at.P.sqrt().reshape(*self.at.P.shape, 1) * self.db).reshape(-1, *self.db.shape[2:])
+            every = (rows[k] for k in range(len(rows.mid)))
+            squares = [model.symbols.form_below(-product_by_lengths(x.T, x)) for x in every]
+            spread = ball(np.array(squares).reshape(zeta.shape)).sqrt() + (P * a2 * a2).sum().sqrt()
+            zeta = np.fmin(zeta, (ball(steepest) * spread * spread).upper)
+        self.share = (ball(zeta) * (ball(zeta) + 1.0).inverse()).upper  # 1 − 1/Z
+        share, square = ball(self.share[..., None]), alpha * alpha * 0.5
+        self.on_values = ball(self.products_beyond) + a2 * (a1 + a1 + a2) * 0.5 + e3 + share * (a2 + square)
+        self.on_changes = a2 + e2 + share * alpha
 
     def pull(self, functionals: BallArray, beyond: Beyond) -> BallArray:
         """Pull functionals ``(f, n, out)`` back; add their second orders and remainders."""
@@ -356,14 +363,25 @@ class AttentionOnBox:
         first, later = (size_heads @ ball(np.swapaxes(x, -1, -2)) for x in (self.v1, self.v2))  # of ⟨λ, dv⟩
         ranges = size_W * ball(self.alpha1) * ball(self.alpha1) * 0.5 + P * self.alpha1 * first
 
+        scores, values = (size_W * self.alpha1).sum(), (P * first).sum()  # what 1 − 1/Z is multiplied by
+        weighted = ball(np.zeros(1))
+        if beyond.H is not None:  # each is one function of the symbols
+            changes = self._of_values(on_heads)
+            weighted = at.P.reshape(h, n, n, 1) * changes
+            mean = (W.reshape(-1, h, n, 1, n) @ self.db).reshape(-1, h, n, self.db.shape[-1])
+            closer = (beyond.symbols.linear_range(x) for x in (changes, mean, weighted.sum(3)))
+            first, scores, values = (
+                ball(np.fmin(x.upper, y)) for x, y in zip((first, scores, values), closer, strict=True)
+            )
+
         def partners() -> BallArray:
-            values = at.P.reshape(h, n, n, 1) * self._of_values(on_heads)
-            return (W.reshape(*W.shape, 1) * self.db * 0.5 + values).reshape(len(W.mid), h * n * n, -1)
+            return (W.reshape(*W.shape, 1) * self.db * 0.5 + weighted).reshape(len(W.mid), h * n * n, -1)
 
         beyond.add(self.db.reshape(h * n * n, -1), partners, self._summed(ranges))
         self._score_products(W, beyond)
         rest = size_W * self.on_values + P * (ball(self.alpha1) * later + self.on_changes * (first + later))
-        beyond.remainder = beyond.remainder + self._summed(rest)
+        means = (scores + values + (P * later).sum()) * self.share
+        beyond.remainder = beyond.remainder + self._summed(rest) + self._summed(means)
         on_values = (at.P.T @ on_heads) @ at.projections[2].T
         return self._pull_scores(W) + on_values.sum(1)
 

@@ -4,7 +4,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -29,9 +29,7 @@ START = "chance: the upper end holds with the stated probability over the random
 CHECKS = {"upper": check_upper, "lower": check_lower, "local upper": check_local_upper}
 
 
-def check_proof(
-    path: str | os.PathLike[str], model: Any, *, deployed: Literal["float32"] | None = None
-) -> list[CheckOutcome]:
+def check_proof(path: str | os.PathLike[str], model: Any, *, deployed: str | None = None) -> list[CheckOutcome]:
     """Check every claim of a proof file in ball arithmetic.
 
     Args:

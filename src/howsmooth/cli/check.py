@@ -46,7 +46,7 @@ def check(
     require_size(proof, "proof", field="proof")
     from howsmooth.check import check_proof
 
-    outcomes = check_proof(proof, model, deployed=deployed)  # type: ignore[arg-type]
+    outcomes = check_proof(proof, model, deployed=deployed)
     if json:
         print_json([vars(outcome) for outcome in outcomes])
     else:
