@@ -101,12 +101,14 @@ def test_a_file_that_is_no_python_is_told(howsmooth, tmp_path):
 @pytest.fixture
 def head(tmp_path):
     path = tmp_path / "head.npz"
-    np.savez(path, A=-np.eye(1), V=np.eye(1), tokens=np.array([[-5.3], [-0.5]]))
+    np.savez(path, A=-np.eye(1), V=np.eye(1))
     return str(path)
 
 
-def test_every_kind_of_attention_can_be_split(howsmooth, head):
-    done = howsmooth("split", "--kind", "l2", head, "--tokens", head)
+def test_every_kind_of_attention_can_be_split(howsmooth, head, tmp_path):
+    atoms = tmp_path / "atoms.json"
+    atoms.write_text('{"points": [[-5.3], [-0.5]], "weights": [0.5, 0.5]}', encoding="utf-8")
+    done = howsmooth("split", "--kind", "l2", head, "--measure", str(atoms))
     assert done.code == 0, done.err
     assert done.out.startswith("The measure does not split")
     done = howsmooth("split", "--kind", "sigmoid", "--map-1d", "A=-1")

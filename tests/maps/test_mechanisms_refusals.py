@@ -37,7 +37,7 @@ def test_matrices_that_do_not_fit_are_refused(cls):
         ({"K": torch.ones(4, 2)}, ShapeError, r"key must have the shape \(1, 2, 2\), got \(1, 4, 2\)"),
         ({"V": torch.ones(2, 3)}, ShapeError, r"value must have the shape \(1, 2, 2\)"),
         ({"V": torch.ones(2, 2).double()}, DtypeError, "value and query must have one dtype"),
-        ({"V": [[1.0]]}, DtypeError, "V must be a torch.Tensor, got list"),
+        ({"V": "values"}, DtypeError, "V must be a torch.Tensor, got str"),
         ({"Q": EYE * torch.nan}, NonFiniteError, "query must be finite"),
         ({"causal": True, "positions": hs.maps.Positions()}, AssumptionError, "either causal=True or positions"),
         ({"weights": torch.tensor([-1.0, 1.0])}, AssumptionError, "masses and must not be negative"),

@@ -395,7 +395,7 @@ def _stages(
 ) -> Float[Tensor, "many heads n k"]:
     """Pull many cotangents of queries or keys back to the projections."""
     g = g.reshape(len(g), *J.batch, *g.shape[1:])
-    g = g if transform is None else transform.vjp(g)
+    g = g if transform is None else torch.stack([transform.vjp(each) for each in g])
     g = g if J.projections.rotation is None else J.projections.rotation.T(g)
     if isinstance(norm, NormJacobian):
         g = torch.stack([norm.vjp(each) for each in g.contiguous()])
