@@ -9,18 +9,27 @@ the Euclidean norm above.
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from howsmooth.linear_operators import LinearOperator, Operator, fields_of
+from howsmooth.linear_operators import LinearOperator, Operator, fields_of, take
 from howsmooth.metrics import Euclidean, LargestToken, Metric, Metrics, total
 from howsmooth.spectral.estimates import NormEstimate, Status
-from howsmooth.spectral.operators import Separable, basis_vector, require_finite_products
+from howsmooth.spectral.operators import Separable, basis_vector, compressed, require_finite_products
 from howsmooth.spectral.token_norm import BASIS_PRODUCTS, MARGIN_UNITS, RowSearch, no_proof, rows_of
 
 # Random starts of the alternating iteration where nothing is proven by it, and its steps.
 STARTS, STEPS = 3, 100
+
+
+@runtime_checkable
+class Recoordinated(Protocol):
+    """An operator between tokens that can be had in other coordinates of tokens, at the cost of the same products."""
+
+    def between(self, before: Tensor | None, after: Tensor | None) -> Any | None:
+        """Return it with matrices that act on the coordinates before and after; none where it has no such form."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,6 +45,26 @@ class IsometricOperator(Operator):
 
     def _pull(self, G: Tensor) -> Tensor:
         return self.input.original_transpose(self.op.vjp(self.output.standard_transpose(G)))
+
+    def compress(self) -> tuple["IsometricOperator", Callable[[Tensor], Tensor]]:
+        """Restrict tokens to what the operator sees of their coordinates; numbers that multiply tokens commute."""
+        core, embed = compressed(self.op)
+        if core is self.op or any(metric.factor is not None for metric in (self.input, self.output)):
+            return self, lambda E: E
+        return replace(self, op=core, **fields_of(core)), embed
+
+
+class SeparableIsometricOperator(IsometricOperator):
+    """The same of a batch that can be taken apart."""
+
+    def take(self, index: Tensor) -> "SeparableIsometricOperator":
+        """Pick some operators of the batch."""
+        assert isinstance(self.op, Separable)
+        given, wanted = (
+            replace(metric, scale=take(metric.scale, self.batch, index, event=2))
+            for metric in (self.input, self.output)
+        )
+        return replace(self, op=self.op.take(index), input=given, output=wanted, batch=(len(index),))
 
 
 def bracket_in(
@@ -85,9 +114,21 @@ def has_proof(metrics: Metrics) -> bool:
 def isometric(op: LinearOperator, given: Metric, wanted: Metric) -> LinearOperator:
     """Return the operator in standard spaces where metrics are Euclidean, and as it is where they are not."""
     given, wanted = (m if isinstance(m, Euclidean) else total for m in (given, wanted))
+    if isinstance(op, Recoordinated) and not (given.factor is None and wanted.factor is None):
+        # matrices become part of the projections, so that products cost what they did
+        turned = op.between(given.inverse, wanted.factor)
+        if turned is not None:
+            op, given, wanted = turned, *(replace(metric, factor=None, inverse=None) for metric in (given, wanted))
     if all(m.scale is None and m.factor is None for m in (given, wanted)):
         return op
-    return IsometricOperator(op=op, input=given, output=wanted, **fields_of(op))
+    kind = SeparableIsometricOperator if isinstance(op, Separable) else IsometricOperator
+    return kind(op=op, input=_converted(given, op), output=_converted(wanted, op), **fields_of(op))
+
+
+def _converted(metric: Euclidean, op: LinearOperator) -> Euclidean:
+    """Return a metric with the numbers in the dtype of an operator: converted once, and not for every product."""
+    numbers = {name: getattr(metric, name) for name in ("scale", "factor", "inverse")}
+    return replace(metric, **{name: None if x is None else x.to(op.device, op.dtype) for name, x in numbers.items()})
 
 
 def _back(found: NormEstimate, given: Euclidean, wanted: Euclidean) -> NormEstimate:
