@@ -130,8 +130,10 @@ def isometric(op: LinearOperator, given: Metric, wanted: Metric) -> LinearOperat
 
 def _converted(metric: Euclidean, op: LinearOperator) -> Euclidean:
     """Return a metric with the numbers in the dtype of an operator: converted once, and not for every product."""
-    numbers = {name: getattr(metric, name) for name in ("scale", "factor", "inverse")}
-    return replace(metric, **{name: None if x is None else x.to(op.device, op.dtype) for name, x in numbers.items()})
+    scale, factor, inverse = (
+        None if x is None else x.to(op.device, op.dtype) for x in (metric.scale, metric.factor, metric.inverse)
+    )
+    return replace(metric, scale=scale, factor=factor, inverse=inverse)
 
 
 def _back(found: NormEstimate, given: Euclidean, wanted: Euclidean) -> NormEstimate:
