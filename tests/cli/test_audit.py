@@ -51,6 +51,17 @@ def test_a_claim_that_fails_is_a_finding_and_its_input_is_kept(howsmooth, layers
     assert (tmp_path / "module-refuted.safetensors").is_file()
 
 
+def test_a_claim_is_audited_in_its_metric(howsmooth, layers):
+    done = howsmooth("audit", f"{layers}:twice", "--claimed", "2.5", "--d", "3", "--metric", "token", "--json", *QUICK)
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert found["metric"] == "token"
+    assert found["largest"] == pytest.approx(2.0, rel=1e-3)
+    done = howsmooth("audit", f"{layers}:twice", "--claimed", "2.5", "--d", "3", "--metric", "relative", *QUICK)
+    assert done.code == 2
+    assert "in one metric: total, token, entries, sum or hs.metrics.weighted" in done.err
+
+
 def test_a_claim_that_holds_is_not_refuted_and_nothing_is_kept(howsmooth, layers, tmp_path):
     done = howsmooth("audit", f"{layers}:twice", "--claimed", "2.5", "--d", "3", *QUICK)
     assert done.code == 0, done.err

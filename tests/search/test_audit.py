@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import howsmooth as hs
+from howsmooth.metrics import as_metrics
 from howsmooth.search.ascent import maximise_counting
 from howsmooth.search.claims import on_batches
 from howsmooth.search.starts import start_patterns
@@ -34,6 +35,31 @@ def test_two_inputs_refute_and_the_derivative_does_not():
     moved = (torch.sin(found.pair.first) - torch.sin(found.pair.second)).norm()
     assert float(moved / (found.pair.first - found.pair.second).norm()) >= found.largest > 0.9
     assert max(float(x.norm(dim=-1).max()) for x in (found.pair.first, found.pair.second)) <= 1.0
+
+
+@pytest.mark.parametrize("metric", ["token", "entries", "sum", "weighted"])
+def test_claims_are_audited_in_the_metric_that_they_are_made_in(metric, rng):
+    A, scale = torch.randn(2, 2, dtype=F64, generator=rng), torch.tensor([1.0, 10.0], dtype=F64)
+    truth = {
+        "token": 3 * torch.linalg.matrix_norm(A, 2),
+        "entries": 3 * A.abs().sum(1).max(),
+        "sum": A.abs().sum(0).max(),
+        "weighted": 3**0.5 * torch.linalg.matrix_norm(A, 2),
+    }[metric]
+    if metric == "weighted":
+        A, metric = scale[:, None] * A / scale, hs.metrics.weighted(torch.diag(scale**-2))
+
+    def summed(X):
+        return (X @ A.mT).sum(-2, keepdim=True)
+
+    options = {"domain": hs.domains.Ball(1.0), "metric": metric, "seed": 0, **QUICK}
+    found = hs.audit(summed, claimed=0.99 * float(truth), input_shape=(3, 2), **options)
+    assert found.refuted
+    assert found.largest <= float(truth) * (1 + 1e-9)
+    metrics = as_metrics(metric)
+    moved = metrics.output.size(summed(found.pair.first) - summed(found.pair.second))
+    assert float(moved / metrics.input.size(found.pair.first - found.pair.second)) >= found.largest
+    assert not hs.audit(summed, claimed=1.01 * float(truth), input_shape=(3, 2), **options).refuted
 
 
 class Exaggerating(torch.autograd.Function):

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from cases import SINGLE, Case
+from cases import BATCHED, COMPOSED, JOINT, SINGLE, Case
 from maps.mechanisms import KINDS
 from oracles import dense_jacobian
 from scipy.optimize import minimize
@@ -16,7 +16,9 @@ from howsmooth import metrics
 from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.linear_operators import Operator, on_tokens
 from howsmooth.maps.derivative import attention_rows
-from howsmooth.spectral.metric_norms import bracket_in
+from howsmooth.maps.real_tokens import RealTokens
+from howsmooth.spectral.metric_norms import bracket_in, isometric
+from howsmooth.spectral.operators import compressed
 from howsmooth.spectral.token_norm import DenseRows, ProductRows
 
 
@@ -48,6 +50,8 @@ def test_rows_in_closed_form_are_those_of_the_dense_derivative(case, rng):
         for each in (rows.take(some), ProductRows(f.jacobian(X), some)):
             found, lengths = each.step(Y, weights)
             torch.testing.assert_close(found, moved)
+            if weights is not None:
+                torch.testing.assert_close(each.weighted(Y, weights), moved)
             # norms come from Gram matrices: what is nearly zero is so to half the digits
             torch.testing.assert_close(lengths, sizes, rtol=1e-6, atol=1e-6 * float(sizes.max()))
 
@@ -117,6 +121,33 @@ def test_row_and_column_sums_are_exact(metric, rng):
     torch.testing.assert_close(found.upper, truth)
 
 
+@pytest.mark.parametrize("given", ["entries", "sum", "total"])
+@pytest.mark.parametrize("wanted", ["entries", "sum", "total", "token"])
+def test_what_is_climbed_to_comes_near_the_largest_value_where_no_proof_is_affordable(given, wanted, rng, monkeypatch):
+    if given == wanted == "total":
+        return
+    monkeypatch.setattr("howsmooth.spectral.metric_norms.BASIS_PRODUCTS", 0)
+    pair = metrics.Metrics(input=metrics.NAMED[given], output=metrics.NAMED[wanted])
+    signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * 12).reshape(-1, 3, 4)
+    corners = {"entries": signs, "sum": torch.eye(12, dtype=torch.float64).reshape(-1, 3, 4)}
+    for _map in range(4):
+        f, X = head(rng, n=3, d=4, size=2.0)
+        J = f.jacobian(X)
+        found = hs.local_lipschitz(f, X, metric=pair, seed=rng)
+        dense = dense_jacobian(f, X)
+        if given == "total":  # each functional by itself; those of sums are signs
+            rows = signs.flatten(1) @ dense if wanted == "sum" else dense.reshape(3, 4, 12)
+            by = torch.linalg.vector_norm(rows, dim=-1) if wanted != "token" else torch.linalg.matrix_norm(rows, 2)
+            truth = by.max()
+        else:  # at a corner of the ball of perturbations
+            truth = pair.output.size((corners[given].flatten(1) @ dense.mT).reshape(-1, 3, 4)).max()
+        # between cubes and tokens every block has local maxima of its own
+        near = 0.85 if (given, wanted) == ("entries", "token") else 0.97
+        assert near * truth <= found.lower <= truth * (1 + 1e-12)
+        assert truth <= found.upper
+        torch.testing.assert_close(pair.output.size(J.jvp(found.direction)), found.lower, rtol=1e-9, atol=0.0)
+
+
 def isometries(X, Y, rng):
     M = torch.randn(3, 3, generator=rng, dtype=torch.float64)
     M = M @ M.mT + 0.1 * torch.eye(3)
@@ -141,6 +172,69 @@ def test_isometric_metrics_are_singular_values_after_the_isometry(which, rng):
     torch.testing.assert_close(at.input.size(found.direction), torch.tensor(1.0, dtype=torch.float64))
     moved = at.output.size(f.jacobian(X).jvp(found.direction))
     torch.testing.assert_close(moved, found.lower.double(), rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("kind", ["weighted", "relative"])
+@pytest.mark.parametrize("case", [*SINGLE, *JOINT, *OTHERS, *COMPOSED[:3]], ids=str)
+def test_isometries_of_any_operator_are_matrices_on_both_sides(case, kind, rng):
+    f, X = case.build(rng)
+    J, Y = f.jacobian(X), f(X)
+    d, out = J.domain[-1], J.codomain[-1]
+
+    def sides(of, size):
+        if kind == "relative":
+            return metrics.relative.at(of), torch.diag((1 / of.norm(dim=-1)).repeat_interleave(size))
+        root = torch.randn(size, size, generator=rng, dtype=torch.float64)
+        metric = metrics.weighted(root @ root.mT + 0.1 * torch.eye(size))
+        return metric, torch.kron(torch.eye(len(of), dtype=torch.float64), metric.factor.mT)
+
+    (given, right), (wanted, left) = sides(X, d), sides(Y, out)
+    after = isometric(J, given, wanted)
+    truth = left @ dense_jacobian(f, X) @ torch.linalg.inv(right)
+    E, G = torch.randn_like(X), torch.randn_like(Y)
+    torch.testing.assert_close(after.jvp(E).flatten(), truth @ E.flatten())
+    torch.testing.assert_close(after.vjp(G).flatten(), truth.mT @ G.flatten())
+    # what restricts coordinates has the same norm, and its isometry leads back to vectors that attain it
+    core, embed = compressed(after)
+    small = torch.randn(*core.domain, generator=rng, dtype=torch.float64)
+    torch.testing.assert_close(after.jvp(embed(small)).norm(), core.jvp(small).norm())
+    found = hs.spectral.spectral_norm(after, seed=rng)
+    assert found.lower <= torch.linalg.matrix_norm(truth, 2) * (1 + 1e-12)
+    assert torch.linalg.matrix_norm(truth, 2) <= found.upper
+
+
+def test_matrices_of_a_metric_become_part_of_projections_and_narrow_heads_stay_narrow(rng):
+    f, X = head(rng, n=5, d=12, heads=1, k=2)
+    J, weighted = f.jacobian(X), metrics.covariance(torch.randn(40, 12, generator=rng, dtype=torch.float64))
+    assert type(isometric(J, weighted, weighted)) is type(J)
+    for metric in (weighted, metrics.relative.at(X)):
+        core, _embed = compressed(isometric(J, metric, metrics.total))
+        assert core.domain == (5, 6)  # the span of one query, key and value projection
+    # an operator that can be restricted, and takes no matrices in, stays whole between them
+    padded = RealTokens(map=f, real=torch.tensor([True, True, False, True, True])).jacobian(X)
+    after = isometric(padded, weighted, metrics.total)
+    core, embed = compressed(after)
+    small = torch.randn(*core.domain, generator=rng, dtype=torch.float64)
+    torch.testing.assert_close(padded.jvp(weighted.original(embed(small))).norm(), core.jvp(small).norm())
+
+
+@pytest.mark.parametrize("case", BATCHED[:3], ids=str)
+def test_a_batch_in_a_relative_metric_can_be_taken_apart(case, rng):
+    f, X = case.build(rng)
+    at = metrics.as_metrics("relative").at(X, f(X))
+    after, E = isometric(f.jacobian(X), at.input, at.output), torch.randn_like(X)
+    last = math.prod(case.batch) - 1
+    some = torch.tensor([last, 0])
+    torch.testing.assert_close(after.take(some).jvp(E.flatten(0, -3)[some]), after.jvp(E).flatten(0, -3)[some])
+    found = hs.local_lipschitz(f, X, metric="relative", seed=rng)
+    truth = [
+        torch.linalg.matrix_norm(
+            torch.stack([after.jvp(e.view(X.shape)) for e in torch.eye(X.numel(), dtype=X.dtype)], -1)
+            .flatten(0, -4).flatten(1, 2)[place][:, place * 42 : (place + 1) * 42], 2)
+        for place in range(last + 1)
+    ]  # fmt: skip
+    assert (found.lower.flatten() <= torch.stack(truth) * (1 + 1e-12)).all()
+    assert (torch.stack(truth) <= found.upper.flatten()).all()
 
 
 @pytest.mark.parametrize("which", range(3))

@@ -27,6 +27,7 @@ from howsmooth.certificates.settings import NORMS, PLACES, norm_in
 from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.maps.composition import Chain
 from howsmooth.maps.mlp import Dense
+from howsmooth.maps.norms import Norm
 from howsmooth.maps.protocols import Map
 from howsmooth.markup import frame, strict_json, table
 from howsmooth.metrics import Euclidean, Metric, as_metrics
@@ -199,11 +200,20 @@ def _in_coordinates(
     if not apart < 1e-3:
         raise AssumptionError("the form of the metric is nearly singular; give a larger ridge.", field="metric")
     # in coordinates XR the metric is Euclidean, and S leads back to tokens: certificates of the longer chain apply
-    back = Dense(S.mT)
     moved = None if module is None else replace(module, coordinates=S)
-    f = f.to(torch.float64, "cpu")
+    return _after(S, f.to(torch.float64, "cpu")), X.detach().cpu().double() @ R, moved, 1 - apart
+
+
+def _after(S: Float[Tensor, "d d"], f: Map) -> Chain:
+    r"""Return :math:`z\mapsto f(zS)`, with a number S inside of a norm: only words before a norm may turn."""
     # flat, so that a pooling may move before the maps that act on single tokens
-    return Chain(back, *(f.maps if isinstance(f, Chain) else (f,))), X.detach().cpu().double() @ R, moved, 1 - apart
+    maps = [f]
+    while isinstance(maps[0], Chain):
+        maps[:1] = maps[0].maps
+    first, *rest = maps
+    if isinstance(first, Norm) and torch.equal(S, S[0, 0] * torch.eye(len(S), dtype=S.dtype)):
+        return Chain(replace(first, eps=first.eps / float(S[0, 0]) ** 2), *rest)
+    return Chain(Dense(S.mT), *maps)
 
 
 def _places(word: int | Sequence[int]) -> tuple[int, ...]:

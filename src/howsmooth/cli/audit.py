@@ -14,6 +14,7 @@ from howsmooth.cli.memory_errors import require_room, too_large
 from howsmooth.cli.options import (
     OptionDevice,
     OptionJson,
+    OptionMetric,
     OptionN,
     OptionSave,
     OptionSeed,
@@ -115,6 +116,7 @@ def audit(
     ] = None,
     steps: Annotated[int, typer.Option("--steps", help="Steps of the ascent.")] = STEPS,
     starts: Annotated[int, typer.Option("--starts", help="Inputs of each pattern to start from.")] = STARTS,
+    metric: OptionMetric = "total",
     seed: OptionSeed = 0,
     device: OptionDevice = None,
     threads: OptionThreads = None,
@@ -151,7 +153,8 @@ def audit(
                 "the dimension of a token cannot be told from this module; give it as --d.", field="d"
             )
     shape = None if width is None else (n, width)
-    options: dict[str, Any] = {"domain": domain, "input_shape": shape, "starts": starts, "steps": steps, "seed": seed}
+    options: dict[str, Any] = {"domain": domain, "input_shape": shape, "starts": starts, "steps": steps}
+    options |= {"metric": metric, "seed": seed}
     try:
         with ascent_bar(True, steps) as progress:
             found = hs.audit(layer, claimed=claimed, n=n, progress=progress, **options)
@@ -167,7 +170,10 @@ def audit(
         with saving(target):
             found.save(target)
     if as_json:
-        print_json(found.as_dict() | {"code": code, "n": n, "radius": radius, "saved": str(target) if kept else None})
+        print_json(
+            found.as_dict()
+            | {"code": code, "n": n, "radius": radius, "metric": metric, "saved": str(target) if kept else None}
+        )
     else:
         say(found.summary + (f" (saved to {target})" if kept else ""))
     if found.refuted:

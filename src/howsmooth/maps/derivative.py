@@ -287,6 +287,19 @@ class AttentionRows:
 
         Without weights these are the norms themselves. For all rows it costs about three products.
         """
+        t, Z, Z_keys, on_keys = self._pulled(Y)
+        on_values = (Z @ Z.mT) @ self.P + Z_keys @ t
+        sizes = ((self.P * on_values).sum(1) + (t * on_keys).sum(1)).clamp_min(0).sqrt()
+        w = torch.where(sizes > 0, sizes, 1.0) if w is None else w
+        return self._pushed(t, Z, on_keys, w), sizes
+
+    def weighted(self, Y: Float[Tensor, "rows out"], w: Float[Tensor, "rows n"]) -> Float[Tensor, "rows out"]:
+        """Return the first of the two alone, which costs a seventh less."""
+        t, Z, _Z_keys, on_keys = self._pulled(Y)
+        return self._pushed(t, Z, on_keys, w)
+
+    def _pulled(self, Y: Float[Tensor, "rows out"]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        r"""Return t and Z with :math:`J_{ij}^\top y = P_{ij}Z + t_{ij}K`, and the products of Z and of these with K."""
         P, c, C, keys, heads = self.P, self.c, self.C, self.keys, self.c.shape[1]
         u = (Y if self.output is None else Y @ self.output).unflatten(-1, (heads, -1))
         # rows times matrices throughout: batched products with columns take a slow path
@@ -297,12 +310,12 @@ class AttentionRows:
             Z, Z_keys = Z.tensor_split((-self.key_grams.shape[-1],), -1)
             t = self._sum_of_keys(t)
         else:
-            Z_keys = Z @ keys.mT
-        # J_ij^T y is P_ij Z plus t_ij times the keys; its products with both follow
-        on_values = (Z @ Z.mT) @ P + Z_keys @ t
-        on_keys = Z_keys.mT @ P + self.key_grams @ t
-        sizes = ((P * on_values).sum(1) + (t * on_keys).sum(1)).clamp_min(0).sqrt()
-        a = (1 / (torch.where(sizes > 0, sizes, 1.0) if w is None else w)).unsqueeze(1)
+            Z_keys = (keys @ Z.mT).mT  # a third faster than its transpose
+        return t, Z, Z_keys, Z_keys.mT @ P + self.key_grams @ t
+
+    def _pushed(self, t: Tensor, Z: Tensor, on_keys: Tensor, w: Float[Tensor, "rows n"]) -> Float[Tensor, "rows out"]:
+        """Push what was pulled back forward again, divided by weights, and sum over input tokens."""
+        P, c, C, keys, heads, a = self.P, self.c, self.C, self.keys, self.c.shape[1], (1 / w).unsqueeze(1)
         weighted = P * a
         pulled, on_heads = (weighted @ P.mT) @ Z, a * on_keys
         if keys is None:
@@ -312,7 +325,7 @@ class AttentionRows:
         moved = (pulled[:, :-1].transpose(0, 1) @ self.values.mT).transpose(0, 1)
         query = (pulled[:, -1] @ self.queries.mT).unflatten(-1, (heads, 1, -1))
         moved = (moved + (on_heads.unsqueeze(2) @ c + query @ C.mT).squeeze(2)).flatten(1)
-        return (moved if self.output is None else moved @ self.output.mT), sizes
+        return moved if self.output is None else moved @ self.output.mT
 
     def _sum_of_keys(self, t: Float[Tensor, "rows heads n"]) -> Float[Tensor, "rows gk n"]:
         """Return what multiplies the rows of the key projections: the sum over heads that share them."""

@@ -152,6 +152,22 @@ class HeadsJacobian(Operator, ABC):
         small = dataclasses.replace(self, projections=projections, output=output, domain=(n, p), codomain=(n, out))
         return small, lambda E: E @ basis.mT
 
+    def between(self: J, before: Tensor | None, after: Tensor | None) -> J | None:
+        r"""Return :math:`E\mapsto J(E\,R)L` with matrices R and L, or none, that act on the coordinates of tokens.
+
+        None is returned where a norm over all heads sees tokens past their projections.
+        """
+        if self.projections.joint:
+            return None
+        projections, output = self.projections, self.output
+        if before is not None:
+            weight = projections.weight @ before.mT.to(projections.weight)
+            projections = dataclasses.replace(projections, weight=weight)
+        if after is not None:
+            after = after.mT.to(self.means)
+            output = after if output is None else after @ output
+        return dataclasses.replace(self, projections=projections, output=output)
+
 
 def project_heads(
     o: Float[Tensor, "stack shared n v"], output: Float[Tensor, "... out hv"] | None, batch: tuple[int, ...]

@@ -16,6 +16,7 @@ from howsmooth.domains.domain import Ball, Domain
 from howsmooth.errors import AssumptionError, DtypeError, HowsmoothError, ShapeError, UnmeasurableError
 from howsmooth.files import whole
 from howsmooth.markup import paragraph, strict_json
+from howsmooth.metrics import Metric, Metrics, as_metrics
 from howsmooth.search.ascent import maximise_counting
 from howsmooth.search.starts import empty_token, start_patterns
 from howsmooth.spectral.autograd import evaluate, value_of
@@ -38,7 +39,7 @@ POINTS, ALLOWANCE = 9, 4
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SecantPair:
-    r"""Two inputs of a domain, and bounds on :math:`\|f(Y)-f(Z)\|/\|Y-Z\|`.
+    r"""Two inputs of a domain, and bounds on :math:`\|f(Y)-f(Z)\|/\|Y-Z\|`, in the metrics of the claim.
 
     Attributes:
         first: Y.
@@ -158,6 +159,7 @@ def audit(
     input_shape: Sequence[int] | None = None,
     starts: int = 4,
     steps: int = 60,
+    metric: str | Metric | Metrics = "total",
     seed: Seed = 0,
     progress: Callable[[int, float], None] | None = None,
 ) -> Audit:
@@ -173,12 +175,13 @@ def audit(
 
     Args:
         f: A map, a module or any callable on ``(n, d)`` or ``(batch, n, d)``, twice differentiable by autograd.
-        claimed: The constant that is claimed, in the Euclidean norm of all tokens together.
+        claimed: The constant that is claimed.
         n: How many tokens; told by ``input_shape`` otherwise.
         domain: Where the claim is made; all of space by default, searched in balls of radius 1, 4, 16 and 64.
         input_shape: ``(n, d)``, where neither map nor domain tell the dimension of a token.
         starts: How many inputs of each pattern.
         steps: How many trials every run of the ascent gets.
+        metric: The metric of the claim, as in :func:`maximise`; the Euclidean norm of all tokens together by default.
         seed: Seeds everything random: a whole number, or a torch.Generator to draw from.
         progress: Called with the number of trials taken and the best value so far, after every trial.
 
@@ -194,6 +197,7 @@ def audit(
         True
     """
     n, d = _checked(claimed, n, input_shape, starts)
+    metrics = as_metrics(metric)
     places = [domain] if domain is not None else [Ball(radius) for radius in RADII]
     generator = generator_from(seed)
     like = empty_token(f, places[0], 1, d)
@@ -203,7 +207,15 @@ def audit(
         begin = start_patterns(place, n, like, starts, generator)
         try:
             found, spent = maximise_counting(
-                wide, n=n, domain=place, starts=begin, steps=steps, d=d, seed=generator, progress=progress
+                wide,
+                n=n,
+                domain=place,
+                starts=begin,
+                steps=steps,
+                d=d,
+                metric=metric,
+                seed=generator,
+                progress=progress,
             )
         except NotImplementedError as error:  # what torch says of kernels without a second derivative
             raise AssumptionError(
@@ -213,7 +225,7 @@ def audit(
             unmeasured = error  # another ball may do
             continue
         products += spent
-        pair = steepest_pair(lambda X: value_of(wide, X), found.tokens, found.measured.direction, place)
+        pair = steepest_pair(lambda X: value_of(wide, X), found.tokens, found.measured.direction, place, metrics)
         if best is None or pair.ratio > best.pair.ratio:
             best = Audit(claimed=claimed, found=found, pair=pair, products=0)
     if best is None:
@@ -223,7 +235,9 @@ def audit(
 
 
 @torch.no_grad()
-def steepest_pair(f: Callable[[Tensor], Tensor], X: Tensor, direction: Tensor, domain: Domain) -> SecantPair:
+def steepest_pair(
+    f: Callable[[Tensor], Tensor], X: Tensor, direction: Tensor, domain: Domain, metrics: Metrics
+) -> SecantPair:
     r"""Return the best pair along a direction through ``X``, over a range of distances.
 
     Rounding errors of the outputs may exceed their last digits, where the map computes in float32 inside or large
@@ -238,7 +252,7 @@ def steepest_pair(f: Callable[[Tensor], Tensor], X: Tensor, direction: Tensor, d
         for first, second in (ends, (ends[0], X), (X, ends[1])):
             try:
                 there, back = (here if end is X else f(end) for end in (first, second))
-                pair = _secant_pair(f, first, second, there, back)
+                pair = _secant_pair(f, first, second, there, back, metrics)
             except UnmeasurableError:
                 continue  # nearer ones may do
             if best is None or pair.ratio > best.ratio:
@@ -247,9 +261,12 @@ def steepest_pair(f: Callable[[Tensor], Tensor], X: Tensor, direction: Tensor, d
 
 
 def _secant_pair(
-    f: Callable[[Tensor], Tensor], first: Tensor, second: Tensor, there: Tensor, back: Tensor
+    f: Callable[[Tensor], Tensor], first: Tensor, second: Tensor, there: Tensor, back: Tensor, metrics: Metrics
 ) -> SecantPair:
-    way, moved = float((first - second).double().norm()), float((there - back).double().norm())
+    # in float64: differences of float32 are rounded
+    way = float(metrics.input.size(first.double() - second.double()))
+    # a callable may return vectors, or numbers
+    moved = float(metrics.output.size(torch.atleast_2d(there.double() - back.double()).flatten(0, -2)))
     if not way > 0:
         return SecantPair(first=first, second=second, ratio=0.0, upper=0.0)
     shares = torch.linspace(0, 1, POINTS, dtype=first.dtype, device=first.device)[1:-1, None, None]
@@ -257,6 +274,8 @@ def _secant_pair(
     bends = (between[2:] - 2 * between[1:-1] + between[:-2]).flatten(1).norm(dim=1)
     size = float(there.double().norm() + back.double().norm())
     noise = UNITS * torch.finfo(there.dtype).eps * size + ALLOWANCE * float(bends.max())
+    # errors are known in the Euclidean norm; in another metric they are at most so many times as large
+    noise *= metrics.output.euclidean_ratios((1, there.numel()))[1]
     # what is no number is no ratio
     ratio = (moved - noise) / way if moved > noise else 0.0
     return SecantPair(first=first, second=second, ratio=ratio, upper=(moved + noise) / way)

@@ -80,7 +80,7 @@ def _top_pair(
     """Return the largest gain found, the perturbation v that has it, and the functional u that measures it."""
     given, wanted = metrics.input, metrics.output
     if not (isinstance(given, Euclidean) and isinstance(wanted, Euclidean)):
-        return alternate(J, guess + RANDOM_SHARE * given.draw(guess, generator), given, wanted, steps)
+        return alternate(J, [guess + RANDOM_SHARE * given.draw(guess, generator)], given, wanted, steps)
     J = isometric(J, given, wanted)
     start = unit(given.standard(guess) + RANDOM_SHARE * random_start(J, generator), J.batch)
     space = Bidiagonalisation(J, flat(start, J.batch), generator)

@@ -71,6 +71,9 @@ class TokenRows(Protocol):
         Without weights these are the norms themselves.
         """
 
+    def weighted(self, Y: Float[Tensor, "rows out"], w: Float[Tensor, "rows n"]) -> Float[Tensor, "rows out"]:
+        """Return the first of the two alone."""
+
 
 @runtime_checkable
 class HasTokenRows(Protocol):
@@ -80,8 +83,17 @@ class HasTokenRows(Protocol):
         """Return them; none where they have no closed form, or take too much memory."""
 
 
+class _Stepping:
+    """Rows whose products under weights come with the norms."""
+
+    def weighted(self: TokenRows, Y: Tensor, w: Tensor) -> Tensor:
+        """Return the products alone."""
+        moved, _sizes = self.step(Y, w)
+        return moved
+
+
 @dataclass(frozen=True, eq=False)
-class DenseRows:
+class DenseRows(_Stepping):
     """The rows of any derivative, as one array."""
 
     J: Float[Tensor, "m out n d"]  # the derivative: output token and coordinate, input token and coordinate
@@ -104,7 +116,7 @@ class DenseRows:
 
 
 @dataclass(frozen=True, eq=False)
-class ProductRows:
+class ProductRows(_Stepping):
     """The rows of any derivative, each by two products with the whole."""
 
     op: LinearOperator  # the derivative at one input
@@ -267,19 +279,21 @@ class RowSearch:
         tops = torch.zeros_like(self.Y[some])
         active = torch.arange(len(some), device=some.device)
         basis = self._random(len(some)).unsqueeze(1)
-        diagonal, beside = np.zeros((len(some), 0)), np.zeros((len(some), 0))
+        diagonal, beside, latest = np.zeros((len(some), 0)), np.zeros((len(some), 0)), []
         rows, last = self._take(some), min(self.rows.out, LANCZOS_STEPS)
         for step in range(1, last + 1):
-            moved, _sizes = self._step(rows, basis[:, -1], w)
+            moved = self._weighted(rows, basis[:, -1], w)
             a = (moved * basis[:, -1]).sum(-1)
             for _twice in range(2):
                 moved = moved - ((basis @ moved.unsqueeze(-1)).mT @ basis).squeeze(1)
-            diagonal, beside = (np.c_[x, y.double().cpu()] for x, y in ((diagonal, a), (beside, moved.norm(dim=-1))))
+            latest.append(torch.stack((a, moved.norm(dim=-1)), -1))
             if step % CHECKED and step < last:
                 basis = torch.cat((basis, _unit(moved).unsqueeze(1)), dim=1)
                 continue
-            values, vectors = np.linalg.eigh(_tridiagonal(diagonal, beside))
-            ritz = np.sqrt(values[:, -1].clip(0))
+            new, latest = torch.stack(latest, 1).double().cpu().numpy(), []
+            diagonal, beside = np.c_[diagonal, new[:, :, 0]], np.c_[beside, new[:, :, 1]]
+            T = _tridiagonal(diagonal, beside)
+            ritz = np.sqrt(np.linalg.eigvalsh(T)[:, -1].clip(0))
             # a row below the goal only has to be proven to be so, and one far above needs other weights first
             excess = (ritz - goal).clip(0)
             bounds = np.maximum(ritz * (1 + self.rtol / 4) + 0.5 * excess, goal / rounding)
@@ -289,7 +303,8 @@ class RowSearch:
                 bounds[~done] = upper_bound(ritz[~done], alphas[~done], betas[~done], self.delta)
                 done[:] = True
             index = torch.as_tensor(np.flatnonzero(done), device=some.device)
-            mix = torch.as_tensor(vectors[done, :, -1:], dtype=basis.dtype, device=basis.device)
+            _values, vectors = np.linalg.eigh(T[done])
+            mix = torch.as_tensor(vectors[:, :, -1:], dtype=basis.dtype, device=basis.device)
             tops[active[index]] = (mix.mT @ basis[index]).squeeze(1)
             upper[active[index]] = torch.as_tensor(bounds[done] * rounding, device=some.device)
             if done.all():
@@ -305,7 +320,7 @@ class RowSearch:
         r"""Compute :math:`M_i` column by column, and return what Lanczos would bound."""
         rows, out = self._take(some), self.rows.out
         identity = torch.eye(out, dtype=self.op.dtype, device=some.device)
-        columns = [self._step(rows, e.expand(len(some), out), w)[0] for e in identity]
+        columns = [self._weighted(rows, e.expand(len(some), out), w) for e in identity]
         M = torch.stack(columns, dim=-1).double()
         values, vectors = torch.linalg.eigh(0.5 * (M + M.mT))
         # sums over coordinates and input tokens, and the eigenvalues themselves
@@ -318,6 +333,10 @@ class RowSearch:
     def _step(self, rows: TokenRows, Y: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor]:
         self.steps += len(Y)
         return rows.step(Y, w)
+
+    def _weighted(self, rows: TokenRows, Y: Tensor, w: Tensor) -> Tensor:
+        self.steps += len(Y)
+        return rows.weighted(Y, w)
 
     def _random(self, count: int) -> Float[Tensor, "count out"]:
         draw = torch.randn(count, self.rows.out, dtype=self.op.dtype, generator=self.generator)

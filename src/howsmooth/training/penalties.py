@@ -17,7 +17,7 @@ from howsmooth.linear_operators import LinearOperator
 from howsmooth.maps.real_tokens import zero_padded_outputs
 from howsmooth.metrics import TOTAL, Euclidean, Metric, Metrics, as_metrics
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
-from howsmooth.spectral.metric_norms import alternate, isometric
+from howsmooth.spectral.metric_norms import alternate, block_count, isometric
 from howsmooth.spectral.operators import (
     HALF,
     Differentiable,
@@ -34,6 +34,8 @@ from howsmooth.wording import number
 
 # Krylov steps from a warm start, and the most from a cold one.
 STEPS, COLD_STEPS = 3, 30
+# Random perturbations of a cold start, where metrics are not Euclidean.
+COLD_STARTS = 8
 # A cold start goes on until the residual is this small.
 COLD_RTOL = 0.02
 # The random share of a warm start, where metrics are not Euclidean.
@@ -170,7 +172,8 @@ def penalty(
         log: Whether to take its logarithm first.
         above: Only what exceeds this counts: :math:`\max(\sigma - a, 0)^p`, or :math:`\max(\log\sigma/a, 0)^p`.
         metric: How perturbations and changes are measured, as in :func:`local_lipschitz`, but none that is relative to
-            the tokens. In metrics that are not Euclidean the pair comes from as many steps of power iteration.
+            the tokens. In metrics that are not Euclidean the pair comes from as many steps of power iteration; in
+            ``token``, ``entries`` and ``sum`` from as many tokens or coordinates, those that promise most.
         state: What is remembered between training steps: one object for each map that is penalised.
         steps: Krylov steps from a warm start.
         seed: Seeds the random component; torch's global generator by default.
@@ -264,12 +267,22 @@ def _left_vector(
 def _dual_vector(
     op: LinearOperator, metrics: Metrics, guess: Tensor | None, steps: int, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor, int]:
-    """Alternate from a guess or a random perturbation; the residual is what one more step would gain."""
+    """Alternate from a guess or random perturbations; the residual is what one more step would gain."""
     given, wanted = metrics.input, metrics.output
-    E = given.draw(torch.empty((*op.batch, *op.domain), dtype=op.dtype, device=op.device), generator)
-    most = COLD_STEPS if guess is None else steps
-    value, _E, u = alternate(op, E if guess is None else guess + RANDOM_SHARE * E, given, wanted, most)
-    return u, given.dual_size(op.vjp(u)).to(value) - value, most
+    like = torch.empty((*op.batch, *op.domain), dtype=op.dtype, device=op.device)
+    starts = [given.draw(like, generator) for _start in range(COLD_STARTS if guess is None else 1)]
+    most, count = steps if guess is not None else max(steps, COLD_STEPS), block_count(op, given, wanted)
+    if count:
+        starts = starts if guess is None else [guess, *starts]
+        most = max(most, count) if count <= 2 * most else most
+        taken = most + len(starts)
+    else:
+        most = max(steps, most // len(starts))
+        starts = starts if guess is None else [guess + RANDOM_SHARE * starts[0]]
+        taken = most * len(starts)
+    value, E, u = alternate(op, starts, given, wanted, most)
+    gain = torch.maximum(given.dual_size(op.vjp(u)), wanted.size(op.jvp(E)))
+    return u, (gain.to(value) - value).clamp_min(0), taken
 
 
 def _differentiable(f: Callable[[Tensor], Any], X: Tensor) -> tuple[Any, Callable[[Tensor], Tensor]]:
