@@ -14,6 +14,8 @@ from howsmooth.certificates.attention_stage import AttentionStage
 from howsmooth.certificates.image_norms import EUCLIDEAN, SquaredBall, UnitBall, packed_pairs
 from howsmooth.certificates.mlp_stage import GatedStage, SmoothMLPStage, require_known
 from howsmooth.certificates.norm_stage import NormStage
+from howsmooth.certificates.propagation import Apply, StackMove, pick_early, picked_row
+from howsmooth.certificates.radius_search import Proof, Rivals
 from howsmooth.certificates.remainder_table import RemainderTable
 from howsmooth.certificates.stages import FirstOrder
 from howsmooth.certificates.word_perturbation import WordPerturbation
@@ -256,15 +258,21 @@ def test_no_quadratic_image_is_larger_than_its_size(p, rng):
     assert float((values.abs().amax(0) / numbers).max()) > 0.5
 
 
-def test_second_orders_of_whole_networks_are_those_of_autograd(rng):
-    f, X = classifier(rng, layers=1, before=True), gaussian(rng, 5, 8)
-    entrance = WordPerturbation(RemainderTable(f, X), torch.tensor([1]), UnitBall(2.0), second_order=True)
+@pytest.mark.parametrize("tokens", [[1], [3, 0]], ids=str)
+@pytest.mark.parametrize("turning", [False, True])
+def test_second_orders_of_whole_networks_are_those_of_autograd(tokens, turning, rng):
+    f, X, moved = classifier(rng, layers=1, before=not turning), gaussian(rng, 5, 8), torch.tensor(tokens)
+    entrance = WordPerturbation(RemainderTable(f, X), moved, UnitBall(2.0), second_order=True)
     functional = torch.tensor([1.0, -1.0, 0.0], dtype=torch.float64)
+    first, squares = NormStage(f.maps[0], X).turning(moved) if turning else (None, None)
 
     def margin(e):
-        return f(torch.cat((X[:1], X[1:2] + e, X[2:])))[0] @ functional
+        if not turning:
+            return f(X.index_add(0, moved, e.view(-1, 8)))[0] @ functional
+        bent = torch.einsum("k,knd->nd", e.view(-1, 8).square().sum(-1), squares[0])
+        return hs.maps.Chain(*f.maps[1:])(f.maps[0](X) + torch.einsum("r,rnd->nd", e, first[0]) + bent)[0] @ functional
 
-    hessian = 0.5 * torch.autograd.functional.hessian(margin, torch.zeros(8, dtype=torch.float64))
+    hessian = 0.5 * torch.autograd.functional.hessian(margin, torch.zeros(8 * len(tokens), dtype=torch.float64))
     _first, second = entrance.at_output(functional[None])
     assert float(torch.linalg.matrix_norm(hessian, 2)) <= float(second[0])
     assert float(second[0]) == pytest.approx(float(torch.linalg.matrix_norm(hessian, 2)), rel=1e-3)
@@ -274,7 +282,7 @@ def test_a_word_before_a_norm_may_as_well_turn(rng):
     # all directions of c + e, for e in a ball, are within an angle of c: what is proven holds for every one
     f, X = hs.maps.LayerNorm(gain=1 + 0.1 * gaussian(rng, 6), eps=0.2), gaussian(rng, 2, 6)
     stage, token = NormStage(f, X), torch.tensor([1])
-    bundle, _pairs = stage.turning(token)
+    bundle, _squares = stage.turning(token)
     shares = []
     for eps in (0.1, 1.0, 1.9):
         (along,) = stage.turning_remainder(eps, token, second_order=False)[1:2]
@@ -410,3 +418,30 @@ def test_no_few_moves_of_queries_keys_and_values_take_attention_beyond_its_bound
         ):
             shares.append(float(((truth[:, 0].abs() - rounding) / bounds.clamp_min(1e-300)).max()))
     assert 0.9 < max(shares) <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
+@pytest.mark.parametrize("causal", [False, True])
+def test_rows_of_an_attention_that_nothing_reads_change_no_margin(causal, p, rng):
+    f, X = pick_early(classifier(rng, layers=2, causal=causal)), gaussian(rng, 5, 8)
+    every, read, rivals = RemainderTable(f, X, every_row=True), RemainderTable(f, X), Rivals.of(f(X)[0])
+    assert [group for group in every.groups if group in read.groups] == read.groups
+    assert len(every.groups) == len(read.groups) + 4
+    for second_order in (False, True):
+        one, other = (
+            Proof(table, rivals, torch.tensor([1]), UnitBall(p), second_order=second_order) for table in (every, read)
+        )
+        for eps in (1e-3, 0.02, 0.1):
+            torch.testing.assert_close(one.margins(eps), other.margins(eps), rtol=1e-9, atol=1e-12)
+
+
+def test_a_row_is_the_only_one_that_is_read_where_a_pooling_picks_it_behind_sums():
+    weights = torch.tensor([0.0, 1.0, 0.0])
+    picked, mean = Apply(hs.maps.Pooling(weights=weights)), Apply(hs.maps.Pooling.mean(n=3))
+    assert picked_row([picked]) == 1
+    assert picked_row([StackMove.ADD, StackMove.ADD, picked]) == 1
+    assert picked_row([StackMove.ADD, mean]) is None
+    assert picked_row([StackMove.DUPLICATE, picked]) is None
+    assert picked_row([StackMove.SWAP, picked]) is None
+    assert picked_row([Apply(hs.maps.Dense(torch.eye(2))), picked]) is None
+    assert picked_row([]) is None

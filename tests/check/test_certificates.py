@@ -68,7 +68,7 @@ def test_a_certificate_is_checked(causal, tmp_path):
 
 def test_the_first_order_alone_is_checked_and_proves_less():
     certificate, proof = saved()
-    table = RemainderTable(certificate.classifier, certificate.embeddings, single=False)
+    table = RemainderTable(certificate.classifier, certificate.embeddings, single=False, every_row=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("howsmooth.certificates.proofs.second_order_affordable", lambda *_: False)
         claim = _claim(certificate, table, (0,), certificate.radii[0].certified)

@@ -33,13 +33,13 @@ class AttentionNorms(NamedTuple):
         ell: :math:`|\ell_j|`, for every pair of tokens.
     """
 
-    query: Float[Tensor, "heads n"]
+    query: Float[Tensor, "heads rows"]
     key: Float[Tensor, "heads n"]
     w: Float[Tensor, "heads n"]
-    s: Float[Tensor, "heads n"]
-    lam: Float[Tensor, "heads n"]
-    linear: Float[Tensor, "heads n"]
-    ell: Float[Tensor, "heads n n"]
+    s: Float[Tensor, "heads rows"]
+    lam: Float[Tensor, "heads rows"]
+    linear: Float[Tensor, "heads rows"]
+    ell: Float[Tensor, "heads rows n"]
 
 
 class AttentionStage(SmoothStage):
@@ -63,8 +63,13 @@ class AttentionStage(SmoothStage):
 
     name = "attention"
 
-    def __init__(self, f: Attention, X: Float[Tensor, "n d"]) -> None:
+    def __init__(self, f: Attention, X: Float[Tensor, "n d"], row: int | None = None) -> None:
         """Evaluate attention at ``X``.
+
+        Args:
+            f: The attention.
+            X: Its input.
+            row: The one row of its output that is used later; all of them by default.
 
         Raises:
             AssumptionError: If scores are not bilinear in the tokens.
@@ -90,8 +95,9 @@ class AttentionStage(SmoothStage):
             # A weight that underflows is not hidden: its score may grow. So masks are read from scores, not weights.
             masked, _slope = pattern.scores.tile(torch.zeros_like(pattern.q), torch.zeros_like(pattern.k), tile)
             visible[..., tile.rows, tile.columns] = unstack(masked, tile) > -torch.inf
-        self._P, self._visible = P.flatten(0, 1), visible.flatten(0, 1)
-        self._query = pattern.q.flatten(0, 1)  # scaled
+        self._row = row
+        self._P, self._visible = self._rows(P.flatten(0, 1)), self._rows(visible.flatten(0, 1))
+        self._query = self._rows(pattern.q.flatten(0, 1))  # scaled
         self._key, self._v = self._by_head(pattern.k), self._by_head(pattern.v)
         deviations = self._v[:, None] - (self._P @ self._v)[:, :, None]  # v − o: heads, rows, columns, v
         # |ΣP(v − o)x| ≤ ‖D‖(ΣPx²)^½ is sharper than ΣPf|x| where the values of many tokens differ in direction.
@@ -105,11 +111,11 @@ class AttentionStage(SmoothStage):
     @property
     def tokens(self) -> Tensor:
         """The token of every group of directions."""
-        return torch.arange(self._P.shape[1])
+        return torch.arange(self._P.shape[1]) + (self._row or 0)
 
     def directions(self) -> list[Tensor]:
         """Return the columns of the root of the output projection at every token."""
-        return [at_every_token(self._root, self._P.shape[1])]
+        return [self._rows(at_every_token(self._root, self._P.shape[2]), dim=0)]
 
     def propagate(self, columns: Float[Tensor, "groups r n d"], ball: UnitBall) -> tuple[Tensor, Tensor]:
         """Return the norms of :class:`AttentionNorms`, and what leaves."""
@@ -127,7 +133,7 @@ class AttentionStage(SmoothStage):
         )
         side_by_side = heads.transpose(-3, -2).flatten(-2)
         leaving = side_by_side if self._output is None else side_by_side @ self._output.mT
-        return torch.cat([part.flatten(1) for part in norms], dim=-1), leaving
+        return torch.cat([part.flatten(1) for part in norms], dim=-1), self._at_rows(leaving)
 
     def remainder(self, norms: Tensor, first: FirstOrder) -> Tensor:
         """Bound the remainder of every row."""
@@ -145,12 +151,12 @@ class AttentionStage(SmoothStage):
             heads = factors * (weights @ self._v + new_values)
             found.append(heads.transpose(1, 2).flatten(2))
         pairs = torch.cat(found)
-        return (pairs if self._output is None else pairs @ self._output.mT)[None]
+        return self._at_rows(pairs if self._output is None else pairs @ self._output.mT)[None]
 
-    def score_forms(self, columns: Float[Tensor, "1 r n d"], squares: SquaredBall) -> Float[Tensor, "heads n n"]:
+    def score_forms(self, columns: Float[Tensor, "1 r n d"], squares: SquaredBall) -> Float[Tensor, "heads rows n"]:
         r"""Return norms of :math:`c_1-\sum Pc_1`, a quadratic form of the word for every pair of tokens."""
         dq, dk, _dv = self._projections.jvp(columns)
-        dq, dk, found = dq[0], self._by_head(dk)[0], []
+        dq, dk, found = self._rows(dq[0]), self._by_head(dk)[0], []
         # Head by head: there are as many forms as pairs of tokens.
         for head, P in enumerate(self._P):
             pairs = self._bilinear_pairs(dq[:, head, None], dk[:, head, None])
@@ -196,7 +202,7 @@ class AttentionStage(SmoothStage):
 
     def _old_values(
         self, one: AttentionNorms, rest: AttentionNorms, whole: AttentionNorms, change: "ScoreChange"
-    ) -> Float[Tensor, "heads n"]:
+    ) -> Float[Tensor, "heads rows"]:
         r"""Bound :math:`|\sum P(v-o)(c-c_1)|`, :math:`\tfrac12|\sum P(v-o)(a^2-\ell_1^2)|`, and the third order."""
         rho, alpha, r, share, top = change.rho, change.alpha, change.r, change.share, change.top
         _s, lam = self._root_mean_squares(rest, change.c, rho)
@@ -214,14 +220,14 @@ class AttentionStage(SmoothStage):
 
     def _new_values(
         self, one: AttentionNorms, rest: AttentionNorms, whole: AttentionNorms, change: "ScoreChange"
-    ) -> Float[Tensor, "heads n"]:
+    ) -> Float[Tensor, "heads rows"]:
         r"""Bound :math:`|\sum(P'-P)V\delta-\sum P\ell_1V\delta_1|`."""
         # e^a/Z − 1 − a = r − (1 − 1/Z)e^a is a difference of two positive numbers.
         h = torch.maximum(change.r, change.share[..., None] * change.growth)
         values = (self._P * (change.rho + h)) @ whole.w[..., None] + (self._P * one.ell) @ rest.w[..., None]
         return values[..., 0]
 
-    def _whole_remainder(self, norms: AttentionNorms) -> Float[Tensor, "heads n"]:
+    def _whole_remainder(self, norms: AttentionNorms) -> Float[Tensor, "heads rows"]:
         """Bound the whole remainder of every row of every head, as the class says."""
         c = self._bilinear(norms.query, norms.key)
         centred = self._centred(c)
@@ -239,12 +245,12 @@ class AttentionStage(SmoothStage):
         hull = torch.where(self._visible, self._f + norms.w[:, None, :], 0.0).amax(-1) + norms.linear
         return torch.where(alpha.amax(-1) < LARGEST_CHANGE, torch.minimum(found, hull), hull)
 
-    def _bilinear(self, q: Float[Tensor, "heads n"], k: Float[Tensor, "heads n"]) -> Float[Tensor, "heads n n"]:
+    def _bilinear(self, q: Float[Tensor, "heads rows"], k: Float[Tensor, "heads n"]) -> Float[Tensor, "heads rows n"]:
         r"""Bound :math:`|s\langle Q\delta_i,K\delta_j\rangle|` by lengths."""
         return abs(self._scale) * q[:, :, None] * k[:, None, :]
 
     def _bilinear_pairs(
-        self, dq: Float[Tensor, "r heads n k"], dk: Float[Tensor, "r heads n k"]
+        self, dq: Float[Tensor, "r heads rows k"], dk: Float[Tensor, "r heads n k"]
     ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Yield pairs of columns, the factors of packed forms, and the symmetric form behind c."""
         first, second, factors = packed_pairs(len(dq))
@@ -252,16 +258,16 @@ class AttentionStage(SmoothStage):
             c = 0.5 * self._scale * (dq[a] @ dk[b].mT + dq[b] @ dk[a].mT)
             yield a, b, some[:, None, None, None], c
 
-    def _centred(self, c: Float[Tensor, "heads n n"]) -> Float[Tensor, "heads n n"]:
+    def _centred(self, c: Float[Tensor, "heads rows n"]) -> Float[Tensor, "heads rows n"]:
         r"""Bound :math:`|c-\sum Pc|`."""
         return c + (self._P * c).sum(-1, keepdim=True)
 
-    def _moment(self, x: Float[Tensor, "heads n n"]) -> Float[Tensor, "heads n"]:
+    def _moment(self, x: Float[Tensor, "heads rows n"]) -> Float[Tensor, "heads rows"]:
         r"""Bound :math:`|\sum P(v-o)y|` over all :math:`|y_j|\le x_j`, by lengths or by the covariance."""
         lengths = (self._P * self._f * x).sum(-1)
         return torch.minimum(lengths, self._D * (self._P * x.square()).sum(-1).sqrt())
 
-    def _mean_change(self, norms: AttentionNorms, s: Tensor, c: Tensor, alpha: Tensor) -> Float[Tensor, "heads n"]:
+    def _mean_change(self, norms: AttentionNorms, s: Tensor, c: Tensor, alpha: Tensor) -> Float[Tensor, "heads rows"]:
         r"""Bound :math:`|\sum P(v-o)a|`: by lengths, by the covariance, or by its linear part and c."""
         lengths = torch.minimum((self._P * self._f * alpha).sum(-1), self._D * s)
         linear = norms.linear + (self._P @ norms.w[..., None])[..., 0] + self._moment(c)
@@ -278,34 +284,48 @@ class AttentionStage(SmoothStage):
     def _first_order(self, columns: Float[Tensor, "groups r n d"]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the first-order changes of queries, keys, values and centred scores."""
         dq, dk, dv = self._projections.jvp(columns)
-        dk, dv = self._by_head(dk), self._by_head(dv)
-        heads, n = self._P.shape[:2]
-        ell = dq.new_empty(heads, *dq.shape[:-3], n, n)
+        dq, dk, dv = self._rows(dq), self._by_head(dk), self._by_head(dv)
+        ell = dq.new_empty(len(self._P), *dq.shape[:-3], *self._P.shape[1:])
         # Head by head: products of all heads at once would repeat keys and queries for every column.
         for head, (scores, P) in enumerate(zip(ell, self._P, strict=True)):
             of_query = dq[..., head, :, :].flatten(0, -2) @ (self._scale * self._key[head]).mT
             of_key = dk[..., head, :, :].flatten(0, -2) @ self._query[head].mT
-            torch.add(of_query.view_as(scores), of_key.view_as(scores).mT, out=scores)
+            torch.add(of_query.view_as(scores), of_key.view(scores.mT.shape).mT, out=scores)
             scores -= (P * scores).sum(-1, keepdim=True)
         return dq, dk, dv, ell.movedim(0, -3)
 
-    def _output_change(self, ell: Float[Tensor, "*more heads n n"], dv: Tensor) -> Float[Tensor, "*more heads n v"]:
+    def _output_change(
+        self, ell: Float[Tensor, "*more heads rows n"], dv: Float[Tensor, "*more heads n v"]
+    ) -> Float[Tensor, "*more heads rows v"]:
         """Return the first-order change of the outputs of heads, stored side by side."""
-        heads, n, v = self._v.shape
-        found = dv.new_empty(*dv.shape[:-3], n, heads, v)
+        heads, rows, v = len(self._P), self._P.shape[1], self._v.shape[-1]
+        found = dv.new_empty(*dv.shape[:-3], rows, heads, v)
         for head, P in enumerate(self._P):
             # Scores are centred, so that Σ P ℓ (v − o) = Σ P ℓ v.
-            weighted = ((P * ell[..., head, :, :]).flatten(0, -2) @ self._v[head]).view(-1, n, v)
+            weighted = ((P * ell[..., head, :, :]).flatten(0, -2) @ self._v[head]).view(-1, rows, v)
             values = dv[..., head, :, :].flatten(0, -3)
-            mixed = torch.baddbmm(weighted, P.expand(len(values), n, n), values)
-            found[..., head, :] = mixed.view(*dv.shape[:-3], n, v)
+            mixed = torch.baddbmm(weighted, P.expand(len(values), -1, -1), values)
+            found[..., head, :] = mixed.view(*dv.shape[:-3], rows, v)
         return found.transpose(-3, -2)
 
     def _split(self, norms: Float[Tensor, " norms"]) -> AttentionNorms:
-        heads, n = self._P.shape[:2]
-        *rows, ell = norms.split([heads * n] * 6 + [heads * n * n])
-        query, key, w, s, lam, linear = (part.view(heads, n) for part in rows)
+        heads, rows, n = self._P.shape
+        every = [heads * count for count in (rows, n, n, rows, rows, rows)]
+        *parts, ell = norms.split([*every, heads * rows * n])
+        query, key, w, s, lam, linear = (part.view(heads, -1) for part in parts)
         return AttentionNorms(query, key, w, s, lam, linear, ell.view_as(self._P))
+
+    def _rows(self, x: Tensor, dim: int = -2) -> Tensor:
+        """Return the rows of the output that are used later."""
+        return x if self._row is None else x.narrow(dim, self._row, 1)
+
+    def _at_rows(self, x: Float[Tensor, "*more rows out"]) -> Float[Tensor, "*more n out"]:
+        """Put these rows where they stand; zero elsewhere."""
+        if self._row is None:
+            return x
+        found = x.new_zeros(*x.shape[:-2], self._P.shape[2], x.shape[-1])
+        found[..., self._row, :] = x[..., 0, :]
+        return found
 
     def _by_head(self, x: Float[Tensor, "*more groups n k"]) -> Float[Tensor, "*more heads n k"]:
         """Repeat the keys or values of a group for each of its heads."""
@@ -329,19 +349,19 @@ class ScoreChange(NamedTuple):
         share: :math:`1-1/Z`.
     """
 
-    c: Float[Tensor, "heads n n"]
-    c_later: Float[Tensor, "heads n n"]
-    rho: Float[Tensor, "heads n n"]
-    alpha: Float[Tensor, "heads n n"]
-    s: Float[Tensor, "heads n"]
-    lam: Float[Tensor, "heads n"]
-    top: Float[Tensor, "heads n"]
-    growth: Float[Tensor, "heads n n"]
-    kappa: Float[Tensor, "heads n"]
-    r: Float[Tensor, "heads n n"]
-    share: Float[Tensor, "heads n"]
+    c: Float[Tensor, "heads rows n"]
+    c_later: Float[Tensor, "heads rows n"]
+    rho: Float[Tensor, "heads rows n"]
+    alpha: Float[Tensor, "heads rows n"]
+    s: Float[Tensor, "heads rows"]
+    lam: Float[Tensor, "heads rows"]
+    top: Float[Tensor, "heads rows"]
+    growth: Float[Tensor, "heads rows n"]
+    kappa: Float[Tensor, "heads rows"]
+    r: Float[Tensor, "heads rows n"]
+    share: Float[Tensor, "heads rows"]
 
 
-def _all_heads(by_head: Float[Tensor, "heads n"]) -> Float[Tensor, " n"]:
+def _all_heads(by_head: Float[Tensor, "heads rows"]) -> Float[Tensor, " rows"]:
     """Bound all heads of a row side by side: the root of the sum of their squares."""
     return by_head.norm(dim=0)

@@ -102,21 +102,20 @@ def square_sum_norms(columns: Float[Tensor, "groups pairs k m"]) -> Float[Tensor
     The error of a product of symmetric matrices is at most :math:`ru\|H\|_F^2\le r^2u\|H\|^2`, so that all squarings
     together take at most :math:`r^2u` of a norm. Twice as much is added, which also covers entries that are rounded.
     """
-    groups, pairs, k, m = columns.shape
+    groups, pairs, _k, m = columns.shape
     found, allowance = [], 1 + _dimension(columns) ** 2 * torch.finfo(torch.float32).eps
-    packed = columns.permute(0, 2, 3, 1).flatten(0, 1)
-    for some in packed.split(max(1, UNPACKED // (2 * m * pairs))):
-        scale = some.abs().amax((1, 2))
-        # Of forms that are zero there are no numbers until the last line.
-        H = _unpacked((some / scale[:, None, None]).float().flatten(0, 1))
+    for some in columns.split(max(1, UNPACKED // (2 * groups * m * pairs)), dim=2):
+        scale = torch.maximum(some.amax((1, 3)), -some.amin((1, 3)))
+        # Rounded first: half as much is moved then. Of forms that are zero there are no numbers until the last line.
+        H = _unpacked((some / scale[:, None, :, None]).float().permute(0, 2, 3, 1).flatten(0, 2))
         if m == 1:
             norms = form_norms(H).double()
         else:
             # Products are short sums; the long one is in double precision.
             squares = (H @ H).unflatten(0, (-1, m)).sum(1, dtype=torch.float64)
             norms = _largest_eigenvalues(squares.float()).double().sqrt()
-        found.append(torch.where(scale == 0, 0.0, allowance * scale * norms))
-    return torch.cat(found).view(groups, k)
+        found.append(torch.where(scale == 0, 0.0, allowance * scale * norms.view_as(scale)))
+    return torch.cat(found, 1)
 
 
 def _unpacked(columns: Float[Tensor, "groups pairs *more"]) -> Float[Tensor, "groups *more r r"]:

@@ -99,8 +99,10 @@ class NormStage(SmoothStage):
         both = self._whole_remainder(u, w) + torch.cat((0.5 * w1.square(), u1 * w1))
         return torch.where(small.repeat(2), torch.minimum(torch.cat((along, across)), both), both)
 
-    def turning(self, tokens: Tensor) -> tuple[Float[Tensor, "1 r n d"], Float[Tensor, "1 pairs n d"]]:
+    def turning(self, tokens: Tensor) -> tuple[Float[Tensor, "1 r n d"], Float[Tensor, "1 k n d"]]:
         r"""Return first and second order of tokens that turn: :math:`\hat c\sqrt{1-|w|^2} + w`, :math:`w = \xi/N`.
+
+        The second order is :math:`-\tfrac12|w|^2\hat c`, a multiple of the identity: one column for each token.
 
         :ref:`Turning <turning>`: a norm sees only the direction of :math:`c+e`, and these directions are within
         :math:`\sin\varphi\le|e|_2/N` of :math:`\hat c`. So a word before a norm may turn by :math:`|\xi|_2\le|e|_2`
@@ -108,15 +110,11 @@ class NormStage(SmoothStage):
         """
         n, d = self._unit.shape
         first = self._unit.new_zeros(len(tokens), d, n, d)
-        squares = self._unit.new_zeros(len(tokens), d, n, d)
+        squares = self._unit.new_zeros(len(tokens), n, d)
         for place, i in enumerate(tokens.tolist()):
             first[place, :, i] = self._gain * self._across[i] / self._length[i]
-            squares[place, :, i] = -0.5 * self._gain * self._unit[i] / self._length[i].square()
-        a, b, _factors = packed_pairs(len(tokens) * d)
-        pairs = self._unit.new_zeros(len(a), n, d)
-        # −½|w|² is a multiple of the identity: only squares of a coordinate count.
-        pairs[a == b] = squares.flatten(0, 1)
-        return first.flatten(0, 1)[None], pairs[None]
+            squares[place, i] = -0.5 * self._gain * self._unit[i] / self._length[i].square()
+        return first.flatten(0, 1)[None], squares[None]
 
     def turning_remainder(self, eps: float, tokens: Tensor, *, second_order: bool) -> Float[Tensor, " groups"]:
         """Bound the remainder of turning by ``eps``: nothing across; along, all or what is beyond the second order.

@@ -26,7 +26,7 @@ def save_certificate(path: str | os.PathLike[str], certificate: "Certificate", s
         raise AssumptionError(f"share must be above 0 and at most 1, got {share}.", field="share")
     if certificate.metric != "total":
         raise AssumptionError(f"proof files know the metric total, got {certificate.metric!r}.", field="metric")
-    table = RemainderTable(certificate.classifier, certificate.embeddings, single=False)
+    table = RemainderTable(certificate.classifier, certificate.embeddings, single=False, every_row=True)
     if table.has_relu:
         raise AssumptionError("proof files know smooth activations, and this classifier has ReLUs.")
     found = (_claim(certificate, table, radius.tokens, share * radius.certified) for radius in certificate.radii)

@@ -80,6 +80,16 @@ def picked_token(f: Map) -> int | None:
     return int(f.weights.argmax()) if float(f.weights.max()) == 1 else None
 
 
+def picked_row(behind: list[Step]) -> int | None:
+    """Return the one row of a map that is used by the steps behind it; none if others may be."""
+    for step in behind:
+        if isinstance(step, Apply):
+            return picked_token(step.map)
+        if step is not StackMove.ADD:  # a sum with what waits on the stack keeps rows apart
+            return None
+    return None
+
+
 def pick_early(f: Map) -> Map:
     """Return the same network with a pooling that picks one token moved before all maps that act on single tokens.
 
@@ -110,11 +120,22 @@ Visitor = Callable[[int, Float[Tensor, "groups r n d"], Float[Tensor, "groups no
 
 
 def propagate(
-    links: list[Link], place: int, columns: Float[Tensor, "groups r n d"], ball: UnitBall, visit: Visitor
+    links: list[Link],
+    place: int,
+    columns: Float[Tensor, "groups r n d"],
+    ball: UnitBall,
+    visit: Visitor,
+    waiting: list[Tensor] | None = None,
 ) -> Float[Tensor, "groups r m out"]:
     """Propagate columns from behind a link to the output; those that enter the network are behind place −1."""
-    # Signals that wait on the stack at this place do not depend on what is behind it: their columns are zero.
-    stack = [torch.zeros_like(columns) for _ in range(_depth(links[: place + 1]) - 1)] + [columns]
+    if waiting is None:
+        # Signals that wait on the stack at this place do not depend on what is behind it: their columns are zero.
+        waiting = [torch.zeros_like(columns)] * (depth(links[: place + 1]) - 1)
+    return propagate_stack(links, place, [*waiting, columns], ball, visit)[-1]
+
+
+def propagate_stack(links: list[Link], place: int, stack: list[Tensor], ball: UnitBall, visit: Visitor) -> list[Tensor]:
+    """Propagate the columns of all signals on the stack from behind a link to the end; the stack is overwritten."""
     for later in range(place + 1, len(links)):
         link = links[later]
         if link.stage is None:
@@ -126,7 +147,7 @@ def propagate(
             added = visit(later, entering, norms)
             if added is not None:
                 stack[-1] = stack[-1] + added
-    return stack[-1]
+    return stack
 
 
 def advance(stack: list[Tensor], link: Link) -> None:
@@ -153,7 +174,7 @@ def move(stack: list[Tensor], how: StackMove) -> None:
         stack[-1] = stack[-1] + top
 
 
-def _depth(links: list[Link]) -> int:
+def depth(links: list[Link]) -> int:
     """Count the signals on the stack behind some links."""
     steps = [link.step for link in links]
     return 1 + steps.count(StackMove.DUPLICATE) - steps.count(StackMove.ADD)

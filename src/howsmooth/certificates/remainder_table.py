@@ -19,7 +19,7 @@ from howsmooth.certificates.attention_stage import AttentionStage
 from howsmooth.certificates.image_norms import EUCLIDEAN, UnitBall
 from howsmooth.certificates.mlp_stage import GatedStage, mlp_stage
 from howsmooth.certificates.norm_stage import NormStage
-from howsmooth.certificates.propagation import Apply, Link, move, picked_token, program, propagate
+from howsmooth.certificates.propagation import Apply, Link, move, picked_row, picked_token, program, propagate
 from howsmooth.certificates.relu_stage import ReLUStage
 from howsmooth.certificates.stages import Stage
 from howsmooth.maps.activations import Pointwise, known_activation
@@ -92,6 +92,7 @@ class RemainderTable:
         *,
         single: bool | None = None,
         unit_ranges: Mapping[int, Tensor] | None = None,
+        every_row: bool = False,
     ) -> None:
         """Run the network once, and propagate every source of remainders to the end.
 
@@ -102,10 +103,11 @@ class RemainderTable:
                 default where there are many.
             unit_ranges: How far ReLU units are expected to move, by the places of their stages: lines are chosen for
                 that, and the centre is shifted; derivatives by default.
+            every_row: Whether to bound the rows of an attention too that a pooling behind it leaves out.
         """
-        self.X, self._map, self._unit_ranges = X, f, unit_ranges or {}
+        self.X, self._map, self._unit_ranges, self._every_row = X, f, unit_ranges or {}, every_row
         with torch.no_grad():
-            self.output, self.links = linearise(f, X, self._unit_ranges)
+            self.output, self.links = linearise(f, X, self._unit_ranges, every_row)
             self.stages = {place: link.stage for place, link in enumerate(self.links) if link.stage is not None}
             single = not self.cheap if single is None else single
             rounded = self._single_precision_links() if single else None
@@ -164,18 +166,23 @@ class RemainderTable:
 
     def _single_precision_links(self) -> list[Link] | None:
         """Return the links in single precision, if the output agrees."""
-        output, links = linearise(self._map.to(torch.float32, "cpu"), self.X.float(), self._unit_ranges)
+        output, links = linearise(
+            self._map.to(torch.float32, "cpu"), self.X.float(), self._unit_ranges, self._every_row
+        )
         # Where the output itself is lost in rounding, columns are too.
         error = (output.double() - self.output).abs().max() / self.output.abs().max()
         return links if bool(error < SINGLE_SHARE) else None
 
 
-def linearise(f: Map, X: Float[Tensor, "n d"], unit_ranges: Mapping[int, Tensor]) -> tuple[Tensor, list[Link]]:
+def linearise(
+    f: Map, X: Float[Tensor, "n d"], unit_ranges: Mapping[int, Tensor], every_row: bool = False
+) -> tuple[Tensor, list[Link]]:
     """Run a network at ``X`` and expand every step there; steps behind a shift are expanded at the shifted centre."""
-    stack, links = [X], list[Link]()
-    for step in program(f):
+    stack, links, steps = [X], list[Link](), program(f)
+    for step in steps:
         if isinstance(step, Apply):
-            stage = _stage(step.map, stack[-1], unit_ranges.get(len(links)))
+            row = None if every_row else picked_row(steps[len(links) + 1 :])
+            stage = _stage(step.map, stack[-1], unit_ranges.get(len(links)), row)
             # The stage and the Jacobian are taken at the same input, shifted or not: Theorem 11 holds around any point.
             value, jacobian = linearised(step.map, stack[-1][None], MEMORY)
             shift = None if stage is None else stage.shift
@@ -187,12 +194,12 @@ def linearise(f: Map, X: Float[Tensor, "n d"], unit_ranges: Mapping[int, Tensor]
     return stack[0], links
 
 
-def _stage(f: Map, X: Tensor, unit_ranges: Tensor | None) -> Stage | None:
+def _stage(f: Map, X: Tensor, unit_ranges: Tensor | None, row: int | None) -> Stage | None:
     """Return the stage of a map; maps without one are linear, since a program holds no others."""
     if isinstance(f, Norm):
         return NormStage(f, X)
     if isinstance(f, Attention):
-        return AttentionStage(f, X)
+        return AttentionStage(f, X, row)
     if isinstance(f, MLP):
         return _mlp_stage(f, X, unit_ranges)
     if isinstance(f, GatedMLP):

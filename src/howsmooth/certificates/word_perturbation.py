@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from howsmooth.certificates.image_norms import SquaredBall, UnitBall
+from howsmooth.certificates.image_norms import SquaredBall, UnitBall, packed_pairs
 from howsmooth.certificates.norm_stage import NormStage
-from howsmooth.certificates.propagation import propagate
+from howsmooth.certificates.propagation import depth, propagate, propagate_stack
 from howsmooth.certificates.relu_stage import ReLUStage
 from howsmooth.certificates.remainder_table import RemainderTable
 from howsmooth.certificates.stages import FirstOrder, SmoothStage, Stage
@@ -45,9 +45,9 @@ class WordPerturbation:
         self._second: dict[int, Tensor] = {}
         self._forms: dict[int, Tensor] = {}
         self._turns = ball.p == 2.0 and isinstance(table.links[0].stage, NormStage)
-        place, columns, pairs = self._entering()
+        place, columns, turns = self._entering()
         self._output = propagate(table.links, place, columns, ball, self._visit_first)
-        self._pairs = self._propagate_second(place, pairs) if second_order else None
+        self._pairs = self._propagate_second(place, turns) if second_order else None
 
     def at_output(self, functionals: Float[Tensor, "f out"]) -> tuple[Tensor, Tensor]:
         """Return how far functionals of the output move by first and by second order, for a radius of one."""
@@ -111,8 +111,8 @@ class WordPerturbation:
             later = later + times_square(eps, self._second[place])
         return _outward(first), _outward(later)
 
-    def _entering(self) -> tuple[int, Float[Tensor, "1 r n d"], Float[Tensor, "1 pairs n d"] | None]:
-        """Return the place behind which columns enter, the columns, and their pairs if they have a second order."""
+    def _entering(self) -> tuple[int, Float[Tensor, "1 r n d"], Float[Tensor, "1 k n d"] | None]:
+        """Return the place behind which columns enter, the columns, and the second order of tokens that turn."""
         if self._turns:
             stage = self._table.links[0].stage
             assert isinstance(stage, NormStage)
@@ -124,7 +124,7 @@ class WordPerturbation:
     def _visit_first(self, place: int, entering: Tensor, norms: Tensor) -> None:
         self._columns[place], self._first[place] = entering, norms[0]
 
-    def _propagate_second(self, place: int, pairs: Tensor | None) -> Tensor | None:
+    def _propagate_second(self, place: int, turns: Tensor | None) -> Tensor | None:
         """Propagate second orders: of what enters, and of every smooth stage; none if there is no such stage."""
         # Two walks instead of one that carries both: columns of first order are kept at every stage anyway.
         smooth = {i: s for i, s in self._table.stages.items() if isinstance(s, SmoothStage) and i in self._columns}
@@ -132,18 +132,43 @@ class WordPerturbation:
             forms = stage.score_forms(self._columns[later], self._squares)
             if forms is not None:
                 self._forms[later] = forms
-        if pairs is None:
-            if not smooth:
-                return None
-            # Nothing has a second order before the first smooth stage.
-            place = next(iter(smooth))
-            pairs = smooth.pop(place).second_order(self._columns[place])
+        # Nothing else has a second order before the first smooth stage.
+        first = next(iter(smooth), None)
+        if first is None:
+            return None if turns is None else self._unfolded(self._propagate_turns(place, turns, None)[-1])
+        own = smooth.pop(first).second_order(self._columns[first])
+        waiting = [torch.zeros_like(own)] * (depth(self._table.links[: first + 1]) - 1)
+        if turns is not None:
+            *waiting, leaving = map(self._unfolded, self._propagate_turns(place, turns, first))
+            own = own + leaving
 
         def visit(later: int, _entering: Tensor, norms: Tensor) -> Tensor | None:
             self._second[later] = norms[0]
             return smooth[later].second_order(self._columns[later]) if later in smooth else None
 
-        return propagate(self._table.links, place, pairs, self._squares, visit)
+        return propagate(self._table.links, first, own, self._squares, visit, waiting)
+
+    def _propagate_turns(self, place: int, turns: Float[Tensor, "1 k n d"], last: int | None) -> list[Tensor]:
+        r"""Propagate second orders of turning alone up to a stage, and return all signals behind it.
+
+        They are :math:`\sum_kt_kz_k` with :math:`t_k = |w_k|^2\ge0`: of the :math:`t_k` the sum is at most one, so that
+        norms are those of one column for each token.
+        """
+
+        def visit(later: int, _entering: Tensor, norms: Tensor) -> None:
+            self._second[later] = norms[0]
+
+        links = self._table.links if last is None else self._table.links[: last + 1]
+        return propagate_stack(links, place, [turns], UnitBall(1.0), visit)
+
+    def _unfolded(self, turns: Float[Tensor, "1 k n d"]) -> Float[Tensor, "1 pairs n d"]:
+        """Return second orders of turning as packed pairs: multiples of the identity in the columns of every token."""
+        k = len(self._tokens)
+        r = self._output.shape[1]
+        a, b, _factors = packed_pairs(r)
+        pairs = turns.new_zeros(len(a), *turns.shape[2:])
+        pairs[a == b] = turns[0].repeat_interleave(r // k, 0)
+        return pairs[None]
 
 
 def times_square(eps: float, norms: Tensor) -> Tensor:
