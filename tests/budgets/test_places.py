@@ -1,6 +1,7 @@
 """Errors of caches, activations and kernels against the model run with them, and recipes of weights."""
 
 import copy
+import dataclasses
 import json
 import re
 
@@ -147,6 +148,24 @@ def test_recipes_are_no_larger_than_asked_and_beat_uniform_ones(choices):
     }.items():
         with pytest.raises(hs.errors.AssumptionError, match=words):
             choices.recipe(**settings)
+
+
+def test_a_recipe_is_the_best_of_those_between_the_estimates_and_the_uniform_rule(choices):
+    products = choices.products
+    choice = RecipeChoice.of(products.errors, products.values, products.positions)
+    for size in (0.2, 0.3, 0.4):
+        bits = size * float(choice.bits[:, -1].sum())
+        some = choice.candidates(bits=bits)
+        assert torch.equal(some[0], choice.within(bits=bits))
+        assert torch.equal(some[-1], choice.by_rule("uniform", bits=bits))
+        assert len({tuple(each.tolist()) for each in some}) > 1
+        costs = [float(choices.measured(choice.rounded(each))) for each in some]
+        found = choices.recipe(size=size)
+        assert found.measured == min(costs)
+        assert found.schemes == choice.named(some[costs.index(min(costs))])
+    # what was read from a run has no model to run
+    alone = dataclasses.replace(choices, places=None).recipe(size=0.3)
+    assert (alone.schemes, alone.measured) == (choice.named(choice.within(bits=0.3 / 0.4 * bits)), None)
 
 
 def test_rules_of_thumb_choose_what_they_say_at_the_same_size(choices):
