@@ -1,18 +1,19 @@
 """Recipes by error budgets cost less than rules of thumb of the same size, on text that no choice has seen.
 
-SmolLM2 at three texts: a novel, documentation and code. At each, recipes of four sizes are chosen by a budget of the
-first windows, and by three rules: one scheme everywhere (between two schemes, spread evenly over depth), the first and
-last two layers finer by two bits, and the least sum of squared weight errors. All choose among the same schemes, round
-to nearest in groups of 64; sizes count the scales. Every recipe is then run at windows behind them. Its prediction are
-fresh draws at the first windows, with the interval for other windows of the same text. Seconds of processor time.
+SmolLM2 at three texts: a novel, documentation and code. At each, recipes of four sizes are chosen by a budget and runs
+at the first windows, and by three rules: one scheme everywhere (between two schemes, spread evenly over depth), the
+first and last two layers finer by two bits, and the least sum of squared weight errors. All choose among the same
+schemes, round to nearest in groups of 64; sizes count the scales. Every recipe is then run at windows behind them. Its
+prediction are fresh draws at the first windows, with the interval for other windows of the same text. Seconds of
+processor time.
 """
 
 import hashlib
 import inspect
 import pydoc_data.topics
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,21 @@ def kept(folder: Path | None, key: object, compute: Callable[[], Any]) -> Any:
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(compute(), file)
     return torch.load(file, weights_only=False)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class KeptBudget(Budget):
+    """A budget that keeps what runs of the model gave."""
+
+    folder: Path | None
+    about: object
+
+    def measured(self, *recipes: Mapping[str, str], tokens: torch.Tensor | None = None, factor: float = 1.0) -> Any:
+        """Return the true cost of one recipe, at held-out windows or at those of the budget."""
+        (recipe,) = recipes
+        assert factor == 1
+        key = (self.about, recipe) if tokens is not None else (self.about, recipe, "seen")
+        return kept(self.folder, key, partial(self.by_token, recipe, tokens=tokens)).mean()
 
 
 def remembered(found: Scheme) -> Scheme:
@@ -97,8 +113,8 @@ def main() -> None:
         parts = [kept(given.keep, (about, w), partial(draws, places, w, 2 * passes)) for w in range(windows)]
         values = torch.cat([part.values for part in parts])
         chosen_by, fresh = (replace(parts[0], values=half) for half in values.chunk(2, dim=1))
-        found = Budget(model=model.name, products=chosen_by, cost=places.subject.unit)
-        run = replace(found, places=places)
+        settings = {"model": model.name, "cost": places.subject.unit, "places": places, "folder": given.keep}
+        found = KeptBudget(products=chosen_by, about=about, **settings)
         print(f"{text.name}, {windows} windows of {length} tokens, {passes} passes")
         for bits in sizes:
             measured = {}
@@ -106,11 +122,9 @@ def main() -> None:
                 recipe = found.recipe(
                     size=bits / 16 * (1 + 1e-9), rule=None if rule == OURS else rule, fresh=fresh, held_out=held_out
                 )
-                truth = kept(
-                    given.keep, (about, recipe.rounded), partial(run.by_token, recipe.rounded, tokens=held_out)
-                )
-                measured[rule] = float(truth.mean())
                 assert recipe.fresh is not None
+                assert recipe.measured is not None
+                measured[rule] = recipe.measured
                 low, high = recipe.fresh.low, recipe.fresh.high
                 covered.append((rule, bits, low <= measured[rule] <= high))
                 ratios.append((bits, measured[rule] / recipe.fresh.kl))

@@ -15,7 +15,12 @@ import torch
 from scipy.stats import spearmanr
 
 import howsmooth as hs
+from howsmooth.budgets import Scheme
+from howsmooth.budgets import scheme as scheme_of
+from howsmooth.budgets.outcomes import true_costs
+from howsmooth.budgets.places import Places
 from howsmooth.budgets.recipes import RecipeChoice
+from howsmooth.budgets.subject import Subject
 from howsmooth.maps.weighting import unstack
 from howsmooth.models.inputs.text import read_text
 
@@ -62,13 +67,15 @@ def place(name: str) -> tuple[int, int]:
     return int(layer), int(head)
 
 
-def keys_and_values(model: hs.Transformer, tokens: torch.Tensor, passes: int, every: int) -> None:
+def keys_and_values(
+    model: hs.Transformer, tokens: torch.Tensor, schemes: tuple[str, ...], passes: int, every: int
+) -> None:
     """Round keys and values of each head alone; print who costs more, where, and how entropies rank heads.
 
     Single heads are run truly in every third layer, say; shares of layers are estimates, and so have intervals.
     """
-    found = hs.budget(model, tokens, schemes=SCHEMES, passes=passes)
-    for scheme in SCHEMES:
+    found = hs.budget(model, tokens, schemes=schemes, passes=passes)
+    for scheme in schemes:
         names = found.names(scheme)
         columns = found.columns(dict.fromkeys(names, scheme))
         draws = found.products.values[..., columns].flatten(0, 1).square()
@@ -114,6 +121,30 @@ def keys_and_values(model: hs.Transformer, tokens: torch.Tensor, passes: int, ev
         )
 
 
+def ties(model: hs.Transformer, tokens: torch.Tensor, schemes: tuple[str, ...]) -> None:
+    """Print what all keys, and all values, cost truly if they were off by a millionth before they are rounded.
+
+    The largest number of a group lies half way between two levels, so that its last bit decides where it goes.
+    """
+    for label in schemes:
+        found, generator = scheme_of(label), torch.Generator().manual_seed(0)
+
+        def rounded(
+            X: torch.Tensor, name: str, found: Scheme = found, generator: torch.Generator = generator
+        ) -> torch.Tensor:
+            noise = torch.randn(X.shape, generator=generator, dtype=X.dtype)
+            return found.rounded(X * (1 + 1e-6 * noise), name)
+
+        exact = Places(subject=Subject.of(model, tokens), schemes=[found])
+        off = dataclasses.replace(exact, schemes=[dataclasses.replace(found, rounded=rounded)])
+        config = model.module.config
+        heads = [(layer, head) for layer in range(len(model.layers)) for head in range(config.num_key_value_heads)]
+        for kind in ("key", "value"):
+            recipe = {f"cache.{layer}.{kind}.{head}": label for layer, head in heads}
+            costs = [float(true_costs(places, [recipe]).mean()) for places in (exact, *[off] * 4)]
+            print(f"{label}, {kind}s: {costs[0]:.3g}; off by a millionth {', '.join(f'{c:.3g}' for c in costs[1:])}")
+
+
 def _values(name: str) -> str:
     """Return the values that belong to keys."""
     return name.replace("key", "value")
@@ -150,6 +181,8 @@ def allocations(model: hs.Transformer, tokens: torch.Tensor, others: torch.Tenso
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=["gpt2", "llama", "smollm2"])
+    parser.add_argument("--schemes", default=",".join(SCHEMES), help="how single heads are rounded")
+    parser.add_argument("--ties", action="store_true", help="only what the last bits of SmolLM2's cache do")
     parser.add_argument("--passes", type=int, default=16)
     parser.add_argument("--every", type=int, default=1, help="run single heads of SmolLM2 in every so manieth layer")
     parser.add_argument("--length", type=int, default=64, help="tokens of a window of SmolLM2")
@@ -165,7 +198,11 @@ def main() -> None:
             tokens = model.windows(read_text(), length=given.length, count=4)
         tokens, others = tokens.chunk(2)
         print(f"{name}: {len(tokens)} windows of {tokens.shape[1]} tokens, {given.passes} passes")
-        keys_and_values(model, tokens, given.passes, 1 if name in ("gpt2", "llama") else given.every)
+        if given.ties:
+            ties(model, tokens, tuple(given.schemes.split(",")))
+            continue
+        every = 1 if name in ("gpt2", "llama") else given.every
+        keys_and_values(model, tokens, tuple(given.schemes.split(",")), given.passes, every)
         allocations(model, tokens, others, given.passes)
         print(f"{time.process_time() - start:.0f} s of processor time", flush=True)
 

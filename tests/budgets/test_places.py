@@ -1,6 +1,7 @@
 """Errors of caches, activations and kernels against the model run with them, and recipes of weights."""
 
 import copy
+import dataclasses
 import json
 import re
 
@@ -26,6 +27,47 @@ def test_errors_on_the_way_cost_what_they_do_when_they_are_put_in(label, gpt2, w
     assert_close(predicted[large], truth[large], rtol=0.8, atol=0)
     everything = float(found.measured(dict.fromkeys(names, label), factor=1e-2)) / 1e-4
     assert_close(found.together().kl, everything, rtol=0.8, atol=0)
+
+
+def put_in_by_hand(module, label):
+    """Round with plain hooks what a scheme names: heads of the cache, outputs of blocks, or of modules."""
+    place, _, rest = label.partition(":")
+    rounded = hs.budgets.scheme(rest).rounded
+    width, heads = 24, 4
+
+    def cache(_part, _inputs, output):
+        query, *sides = output.split(width, dim=-1)
+        sides = [side.unflatten(-1, (heads, -1)).transpose(1, 2) for side in sides]  # windows, heads, tokens, numbers
+        if place == "kv-channel":
+            sides = [torch.stack([rounded(x.mT, "").mT for x in side.flatten(0, 1)]).view_as(side) for side in sides]
+        else:
+            sides = [rounded(side, "") for side in sides]
+        return torch.cat([query, *(side.transpose(1, 2).flatten(-2) for side in sides)], dim=-1)
+
+    def first(_part, _inputs, output):
+        return rounded(output, "") if isinstance(output, torch.Tensor) else (rounded(output[0], ""), *output[1:])
+
+    leaves = [part for path, part in module.named_modules() if path and not any(part.children())]
+    parts = {
+        "kv": [block.attn.c_attn for block in module.transformer.h],
+        "residual": list(module.transformer.h),
+        "kernel": [part for part in leaves if not isinstance(part, torch.nn.Dropout)],
+    }[place.removesuffix("-channel")]
+    return [part.register_forward_hook(cache if place.startswith("kv") else first) for part in parts]
+
+
+@pytest.mark.parametrize("label", ["kv:int3", "kv-channel:int3", "residual:int4", "kernel:bf16"])
+def test_the_truth_is_the_model_with_plain_hooks_that_round(label, gpt2, windows):
+    found = hs.budget(gpt2, windows, schemes=[label], passes=1)
+    p = gpt2.with_head(windows).logits.log_softmax(-1)
+    hooks = put_in_by_hand(gpt2.with_head, label)
+    # one window after the other, as budgets run them: a scale may be one for all that a module puts out
+    q = torch.cat([gpt2.with_head(window[None]).logits for window in windows]).log_softmax(-1)
+    for hook in hooks:
+        hook.remove()
+    truth = (p.exp() * (p - q)).sum(-1).detach()
+    assert truth.mean() > 1e-7
+    assert_close(found.by_token(dict.fromkeys(found.names(label), label)), truth, rtol=1e-6, atol=1e-12)
 
 
 @pytest.mark.parametrize("label", ["kv:int3", "residual:int4"])
@@ -106,6 +148,24 @@ def test_recipes_are_no_larger_than_asked_and_beat_uniform_ones(choices):
     }.items():
         with pytest.raises(hs.errors.AssumptionError, match=words):
             choices.recipe(**settings)
+
+
+def test_a_recipe_is_the_best_of_those_between_the_estimates_and_the_uniform_rule(choices):
+    products = choices.products
+    choice = RecipeChoice.of(products.errors, products.values, products.positions)
+    for size in (0.2, 0.3, 0.4):
+        bits = size * float(choice.bits[:, -1].sum())
+        some = choice.candidates(bits=bits)
+        assert torch.equal(some[0], choice.within(bits=bits))
+        assert torch.equal(some[-1], choice.by_rule("uniform", bits=bits))
+        assert len({tuple(each.tolist()) for each in some}) > 1
+        costs = [float(choices.measured(choice.rounded(each))) for each in some]
+        found = choices.recipe(size=size)
+        assert found.measured == min(costs)
+        assert found.schemes == choice.named(some[costs.index(min(costs))])
+    # what was read from a run has no model to run
+    alone = dataclasses.replace(choices, places=None).recipe(size=0.3)
+    assert (alone.schemes, alone.measured) == (choice.named(choice.within(bits=0.3 / 0.4 * bits)), None)
 
 
 def test_rules_of_thumb_choose_what_they_say_at_the_same_size(choices):

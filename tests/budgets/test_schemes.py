@@ -78,14 +78,22 @@ def test_pruning_keeps_the_largest(W):
         assert (left != 0).sum() <= 2
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q5_1", "Q8_0"])
+GGUF_BITS = {"F16": 16, "BF16": 16, "Q4_0": 4.5, "Q4_1": 5, "Q5_0": 5.5, "Q5_1": 6, "Q8_0": 8.5, "TQ2_0": 2.0625}
+
+
+@pytest.mark.parametrize("kind", GGUF_BITS)
 def test_types_of_gguf_are_its_own(kind, rng):
-    W = torch.randn(3, 64, generator=rng)
+    W = torch.randn(3, 256, generator=rng)
     type_ = gguf.GGMLQuantizationType[kind]
     expected = gguf.dequantize(gguf.quantize(W.numpy(), type_), type_)
     assert_close(scheme(f"gguf:{kind}").rounded(W, ""), torch.from_numpy(expected))
-    with pytest.raises(hs.errors.AssumptionError, match="multiple of 32 long, but 'w' has 40 columns"):
-        scheme(f"gguf:{kind}").rounded(torch.zeros(2, 40), "w")
+    assert scheme(f"gguf:{kind}").bits(W) == GGUF_BITS[kind]
+
+
+def test_types_of_gguf_that_do_not_fit_are_refused():
+    for kind in ("Q4_0", "Q8_0"):
+        with pytest.raises(hs.errors.AssumptionError, match="multiple of 32 long, but 'w' has 40 columns"):
+            scheme(f"gguf:{kind}").rounded(torch.zeros(2, 40), "w")
     with pytest.raises(hs.errors.AssumptionError, match="no quantiser for Q4_K"):
         scheme("gguf:Q4_K")
 

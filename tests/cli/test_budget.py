@@ -39,12 +39,12 @@ def test_a_budget_is_told_kept_drawn_and_its_recipes_are_written(decoder, beginn
     assert done.code == 0
     said = " ".join(done.out.split())
     assert "int3 everywhere costs" in said
-    assert "half of it sits in" in said
+    assert "one by one, half of the cost sits in" in said
+    assert said.index("recipes of this size by rules of thumb: uniform ") < said.index("int3 everywhere costs")
     assert "run truly" in said
     assert "The most likely token changes at" in said
     assert "tokens that suffer most" in said
     assert "measured on held-out text" in said
-    assert "; by uniform " in said
     assert ", weight error " in said
     run = read_run(tmp_path / "run")
     assert len(run.records) == 2 * 2 + 1
@@ -53,10 +53,10 @@ def test_a_budget_is_told_kept_drawn_and_its_recipes_are_written(decoder, beginn
     assert "Half of what int3 costs sits in" in page
     assert "Size and cost of recipes" in page
     assert "of the positions bears" in page
-    again = json.loads(budget(*options, "--json").out)["budgets"]
-    assert len(again[0]["tokens"]) == 8
-    assert again[0]["measured"] == pytest.approx(sum(token["kl"] for token in again[0]["tokens"]) / 8)
-    assert [found.get("scheme") for found in again] == ["int3", "int8", None]
+    recipe, coarse, fine = json.loads(budget(*options, "--json").out)["budgets"]
+    assert len(coarse["tokens"]) == 8
+    assert coarse["measured"] == pytest.approx(sum(token["kl"] for token in coarse["tokens"]) / 8)
+    assert (coarse["scheme"], fine["scheme"], recipe["size"]) == ("int3", "int8", 0.4)
     assert len(read_run(tmp_path / "run").records) == 5
     # another scheme needs no pass of those that are there
     assert len(json.loads(budget("--scheme", "int3,bf16", "--json").out)["budgets"]) == 2

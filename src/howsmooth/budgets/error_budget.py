@@ -11,7 +11,7 @@ from howsmooth.budgets.effects import GROUPS, Effect, effect, elsewhere
 from howsmooth.budgets.outcomes import Outcome, Verified, outcome, true_costs
 from howsmooth.budgets.passes import Products, inner_products
 from howsmooth.budgets.places import Places
-from howsmooth.budgets.recipes import KEEP, Recipe, RecipeChoice
+from howsmooth.budgets.recipes import Recipe, RecipeChoice
 from howsmooth.budgets.schemes import UNROUNDED_BITS, Scheme, scheme
 from howsmooth.budgets.subject import Subject
 from howsmooth.budgets.worst_errors import worst_cost
@@ -131,8 +131,9 @@ class Budget:
     ) -> Recipe:
         """Choose a scheme for each matrix: the cheapest of a size, or the smallest of a cost.
 
-        A choice by estimates makes its own estimate too low. With the model at hand, the recipe is judged on fresh
-        draws, as many as there were, and by one run of the model with all errors in it.
+        A choice by estimates makes its own estimate too low. With the model at hand, the recipe of a size is the best
+        of five between these and the uniform rule, by runs at the windows of the budget; it is judged on fresh draws,
+        as many as there were, and by a run of the model with all errors in it.
 
         Args:
             size: The share of the size that the matrices have with 16 bits each: 0.25 for four bits in the mean.
@@ -154,9 +155,13 @@ class Budget:
         choice = RecipeChoice.of(products.errors, products.values, products.positions)
         whole = float(choice.bits[:, -1].sum())
         bits = None if size is None else size * whole
-        chosen = choice.within(bits=bits, kl=kl) if rule is None or bits is None else choice.by_rule(rule, bits=bits)
-        schemes, share = choice.named(chosen), choice.total_bits(chosen) / whole
-        rounded = {name: label for name, label in schemes.items() if label != KEEP}
+        if rule is not None and bits is not None:
+            chosen = choice.by_rule(rule, bits=bits)
+        elif bits is not None and self.places is not None:
+            chosen = min(choice.candidates(bits=bits), key=lambda some: float(self.measured(choice.rounded(some))))
+        else:
+            chosen = choice.within(bits=bits, kl=kl)
+        schemes, share, rounded = choice.named(chosen), choice.total_bits(chosen) / whole, choice.rounded(chosen)
         if fresh is None and self.places is not None:
             fresh = inner_products(self.places, passes=products.values.shape[1], seed=self.seed + FRESH)
         judge = None if fresh is None else replace(self, products=fresh).together(rounded)

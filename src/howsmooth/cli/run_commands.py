@@ -323,7 +323,7 @@ def fill_run(kind: Kind, settings: Any, options: RunOptions) -> None:
         if written and not options.as_json:
             say(f"Recipes as other tools read them: {', '.join(written)}.")
         if not options.as_json:
-            say(f"The report is {report}. {count(len(found), 'record')} are in {folder}.")
+            say(f"The report is {report}. {folder} holds {count(len(found), 'record')}.")
     kept = f"{len(found)} of {len(made.asks)} {declared.done} and kept"
     exit_with_failures(failures, interrupted=interrupted, kept=kept)
 

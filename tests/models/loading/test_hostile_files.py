@@ -210,7 +210,9 @@ def gguf_file(tmp_path_factory):
 def test_a_damaged_gguf_file_is_refused_in_one_sentence(harm, gguf_file, tmp_path):
     path, end = tmp_path / "model.gguf", gguf_file.index(b"blk.0.ffn_norm.weight")
     path.write_bytes(gguf_file)
-    assert hs.load(str(path)).tokenizer.encode("ab") == [28]
+    whole = hs.load(str(path))
+    assert whole.tokenizer.encode("ab") == [28]
+    assert whole.notes[0] == "the weights of the GGUF file are dequantised"
     harmed = {"cut in its header": gguf_file[: end // 2], "cut in its tensors": gguf_file[:-2000], "no bytes": b""}
     path.write_bytes(harmed.get(harm, b"GGML" + gguf_file[4:]))
     assert "holds no model, or is damaged" in refusal(hs.load, str(path), seconds=60)

@@ -288,7 +288,7 @@ def _locate(path: Path, name: str) -> tuple[str, dict[str, Any], tuple[str, ...]
                 f"a GGUF file needs {' and '.join(missing)}, not installed; run: pip install howsmooth[gguf]",
                 field="model",
             )
-        return str(path.parent), {"gguf_file": path.name}, ()
+        return str(path.parent), {"gguf_file": path.name}, ("the weights of the GGUF file are dequantised",)
     if path.exists():
         for file in sorted(path.iterdir()):
             if file.suffix in TEXT_FILES and file.name != "config.json" and not file.is_dir():

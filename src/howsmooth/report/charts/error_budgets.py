@@ -9,7 +9,7 @@ from howsmooth.budgets.effects import half_of_cost
 from howsmooth.budgets.error_budget import Budget
 from howsmooth.budgets.recipes import RULES, RecipeChoice
 from howsmooth.report.charts import ChartKind
-from howsmooth.report.drawing.palette import BLUE, GREEN, GREY, INK, PINK
+from howsmooth.report.drawing.palette import BLUE, GREEN, GREY, HUES, INK, PINK
 from howsmooth.report.drawing.panels import Style, Styles, panels, points, series_panels
 from howsmooth.report.drawing.scales import drawable, log_axis, log_scale, span_of
 from howsmooth.report.drawing.tables import Chart, Numbers, Rows
@@ -25,7 +25,14 @@ STYLES: Styles = {
     MEASURED: Style(mark="points", colour=INK),
 }
 SIZES = 12
+# Where pooler, classifier and tables are drawn.
+NO_LAYER = "none"
 PANEL = {"width": 560, "height": 240}
+# Kinds of matrix: seven colours and six shapes, so that no two of 42 look alike.
+CYCLES = {
+    "colours": (*HUES, INK, GREY),
+    "shapes": ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down"),
+}
 
 
 def _summaries(section: Section) -> list[BudgetSummary]:
@@ -45,20 +52,28 @@ def draw_depths(section: Section) -> Chart:
             if drawable(found.kl):
                 ends = {"kl": found.kl, "low": found.low, "high": found.high}
                 told = f"{number(found.kl)} ({number(found.low)} to {number(found.high)})"
-                place = {"panel": f"{each.budget.model}: {each.scheme}", "layer": found.layer or 0, "kind": found.kind}
+                layer = NO_LAYER if found.layer is None else str(found.layer)
+                place = {"panel": f"{each.budget.model}: {each.scheme}", "layer": layer, "kind": found.kind}
                 rows.append(place | ends | {"name": found.name, "cost": told})
     span = span_of([row[name] for row in rows for name in ("low", "high")])
     up: dict[str, Any] = {"title": f"cost alone, {_cost(section)}", "scale": log_scale(span), "axis": log_axis(span)}
+    layers = sorted({row["layer"] for row in rows}, key=lambda layer: (layer == NO_LAYER, layer.zfill(9)))
+    kinds = list(dict.fromkeys(row["kind"] for row in rows))
+    cycled = {name: [some[i % len(some)] for i in range(len(kinds))] for name, some in CYCLES.items()}
+    legend = alt.Legend(orient="top", columns=4, labelLimit=260)
     base = alt.Chart().encode(
-        x=alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0)),
-        color=alt.Color("kind:N", title=None, legend=alt.Legend(orient="top", columns=4, labelLimit=260)),
+        x=alt.X("layer:O", title="layer", sort=layers, axis=alt.Axis(labelAngle=0)),
+        color=alt.Color("kind:N", title=None, scale=alt.Scale(domain=kinds, range=cycled["colours"]), legend=legend),
         tooltip=[alt.Tooltip(f"{name}:N") for name in ("name", "cost")],
     )
-    bars = base.mark_rule(opacity=0.5).encode(y=alt.Y("low:Q", **up), y2="high:Q")
-    dots = base.mark_circle(size=45, opacity=1).encode(y=alt.Y("kl:Q", **up))
+    bars = base.mark_rule().encode(y=alt.Y("low:Q", **up), y2="high:Q")
+    dots = base.mark_point(filled=True, size=45, opacity=1).encode(
+        y=alt.Y("kl:Q", **up),
+        shape=alt.Shape("kind:N", title=None, scale=alt.Scale(domain=kinds, range=cycled["shapes"]), legend=legend),
+    )
     first = _summaries(section)[0]
     worst = half_of_cost(first.effects)
-    title = f"Half of what {first.scheme} costs sits in {len(worst)} of {len(first.effects)} places"
+    title = f"Half of what {first.scheme} costs sits in {len(worst)} of {len(first.effects)} {first.noun}"
     return panels(alt.LayerChart(layer=[bars, dots]).properties(**PANEL), rows, title=title, columns=1)
 
 

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 # How many errors a table lists, and how many tokens; how many tokens before one show where it is.
 SHOWN, TOKENS, CONTEXT = 12, 5, 6
+# What errors are in, by where they enter.
+HEADS = "keys and values of heads"
+NOUNS = {"embeddings": "tables", "kv": HEADS, "kv-channel": HEADS, "residual": "blocks", "kernel": "modules"}
 
 
 class Budgeting(CommandSettings, frozen=True, kw_only=True):
@@ -94,7 +97,7 @@ class Budgeting(CommandSettings, frozen=True, kw_only=True):
 
 
 class BudgetAsk(AtText, frozen=True, kw_only=True, tag="budget"):
-    """What rounding costs at a window of a text: inner products of sampled gradients with every error of a scheme."""
+    """What rounding costs at windows of a text: every error of a scheme alone, and all of them together."""
 
     layer: int = 0
     map: str = "model"
@@ -224,6 +227,11 @@ class BudgetSummary:
         return sorted((each for each in self.budget.effects if each.scheme == self.scheme), key=lambda each: -each.kl)
 
     @property
+    def noun(self) -> str:
+        """What the errors are in."""
+        return NOUNS.get(self.scheme.partition(":")[0], "matrices")
+
+    @property
     def measured(self) -> float:
         """The true cost of all errors together."""
         costs = [cost for answer in self.answers for cost in answer.truth]
@@ -260,8 +268,8 @@ class BudgetSummary:
         every = self.budget.names(self.scheme)
         said = (
             f"{self.budget.model}: {self.scheme} everywhere costs {number(whole.kl)} {self.budget.cost} "
-            f"({number(whole.low)} to {number(whole.high)}; run truly {number(self.measured)}); half of it sits in "
-            f"{len(worst)} of {len(every)}"
+            f"({number(whole.low)} to {number(whole.high)}; run truly {number(self.measured)}); one by one, half of "
+            f"the cost sits in {len(worst)} of {len(every)} {self.noun}"
         )
         if len(worst) == len(every):
             return f"{said}."
@@ -405,11 +413,11 @@ def schemes_in(records: "Iterable[Record[BudgetAsk, BudgetAnswer]]") -> list[Bud
 
 
 def summarise_budgets(records: Iterable[Any]) -> list[Any]:
-    """Sum up records: one result for each budget and scheme, and one for each recipe."""
+    """Sum up records: one result for each recipe, which answer first, for each budget and scheme, and what was run."""
     records = list(records)
+    recipes = summarise_recipes(r for r in records if r.ask.kind == "recipe")
     schemes = schemes_in(r for r in records if r.ask.kind == "budget")
-    verified = summarise_verified(r for r in records if r.ask.kind == "verified")
-    return [*schemes, *verified, *summarise_recipes(r for r in records if r.ask.kind == "recipe")]
+    return [*recipes, *schemes, *summarise_verified(r for r in records if r.ask.kind == "verified")]
 
 
 KINDS = (

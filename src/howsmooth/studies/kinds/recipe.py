@@ -111,12 +111,12 @@ class RecipeSummary:
         parts = [f"{found.chosen.count(scheme)} {scheme}" for scheme in self.ask.schemes if scheme in found.chosen]
         parts += [f"{kept} kept"] if kept else []
         pairs = zip(found.rules, found.by_rules, strict=True)
-        others = "".join(f"{'; by' if i == 0 else ','} {rule} {number(cost)}" for i, (rule, cost) in enumerate(pairs))
+        others = ", ".join(f"{rule} {number(cost)}" for rule, cost in pairs)
         return (
-            f"{self.ask.model}, {self.ask.asked}: {', '.join(parts)}; {number(found.bits)} bits a number, "
-            f"{percent(found.share)} of 16; predicted {number(found.predicted)} {found.cost}, on fresh draws "
-            f"{number(found.fresh)} ({number(found.fresh_low)} to {number(found.fresh_high)}), measured on held-out "
-            f"text {number(found.measured)}{others}."
+            f"{self.ask.model}, {self.ask.asked}: {', '.join(parts)} cost {number(found.measured)} {found.cost}, "
+            f"measured on held-out text (on fresh draws {number(found.fresh)}, {number(found.fresh_low)} to "
+            f"{number(found.fresh_high)}; by the draws that chose {number(found.predicted)}) at {number(found.bits)} "
+            f"bits a number, {percent(found.share)} of 16; recipes of this size by rules of thumb: {others}."
         )
 
     def recipe(self) -> "Recipe":
