@@ -15,7 +15,15 @@ from howsmooth.certificates.proofs import _claim
 from howsmooth.certificates.remainder_table import RemainderTable
 from howsmooth.check import check_proof
 from howsmooth.check.balls import ball, norms_upper
-from howsmooth.check.certificates import STAGES, AttentionStage, Network, Sizes, check_certificate, quadratic_norms, triangle
+from howsmooth.check.certificates import (
+    STAGES,
+    AttentionRemainder,
+    Network,
+    Sizes,
+    check_certificate,
+    quadratic_norms,
+    triangle,
+)
 from howsmooth.check.float32 import rounding_errors
 from howsmooth.check.outcomes import Refuted
 from howsmooth.errors import AssumptionError
@@ -100,7 +108,7 @@ def sizes_of(stage, columns, eps, order):
     words = stage.images(ball(columns.numpy()))
     first = {name: norms_upper(x.moved(0, -2)) * eps for name, x in words.items()}
     rest = {name: 1e-3 * x if order == 2 else 0 * x for name, x in first.items()}
-    if order == 2 and isinstance(stage, AttentionStage):
+    if order == 2 and isinstance(stage, AttentionRemainder):
         nothing = {name: ball(np.zeros((6, *x.shape[1:]))) for name, x in words.items()}
         forms = stage.with_products(nothing, words)
         rest = {name: x + quadratic_norms(forms[name]) * eps**2 for name, x in rest.items()}

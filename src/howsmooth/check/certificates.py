@@ -1,11 +1,11 @@
 r"""Certificates of a classifier, checked: the chain of remainders of Theorem 11, stage by stage.
 
 The tokens that enter a stage move by :math:`\delta = Ge + H(e,e) + \sum_cT_c\xi_c` with :math:`|e|\le\epsilon` and
-:math:`|\xi_c|\le b_c`: G and H come from the words themselves, H with second orders only (docs, :ref:`second-order`), and
-:math:`T_c` from the remainders of stages before, with the bounds b of the file. A stage bounds its own remainder by norms
-of linear functions of such sums, its *images*; these bounds must not exceed the numbers of the file for this stage.
+:math:`|\xi_c|\le b_c`: G and H come from the words themselves, H with second orders only (docs, :ref:`second-order`),
+and :math:`T_c` from the remainders of stages before, with the bounds b of the file. A stage bounds its own remainder
+by norms of linear functions of such sums, its *images*; these bounds must not exceed the numbers of the file.
 
-Formulas are evaluated in floats that are not negative and raised by :func:`up` above their rounding errors.
+Formulas are evaluated in floats that are not negative and raised by ``up`` above their rounding errors.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ def triangle(r: int) -> tuple[Array, Array, Array]:
 
 
 def quadratic_norms(H: BallArray) -> Array:
-    r"""Bound :math:`|H(\xi,\xi)|` on the unit ball for ``(pairs, …, m)``: :math:`|\xi\otimes\xi| = 1`, or by :math:`\sum_mH_m^2`."""
+    r"""Bound :math:`|H(\xi,\xi)|` on the unit ball, for ``(pairs, …, m)``: unfolded, or by :math:`\sum_mH_m^2`."""
     _a, _b, place = triangle(int(np.sqrt(2 * len(H.mid))))
     H = H.moved(0, -1)[..., place]  # …, m, r, r
     *rows, m, r, _r = H.shape
@@ -68,7 +68,7 @@ class Sizes:
     order: int
 
 
-class NormStage:
+class NormRemainder:
     r"""LayerNorm and RMSNorm, :math:`\sqrt d\gamma\circ\hat c+\beta`: c is the token and a constant coordinate.
 
     Images are u and all coordinates of w.
@@ -189,7 +189,7 @@ ACTIVATIONS: dict[str, tuple[Any, ...]] = {
 }
 
 
-class MLPStage:
+class MLPRemainder:
     """An MLP: the remainder is that of its hidden units, behind the second matrix; images are the hidden units."""
 
     def __init__(self, step: Any, X: BallArray) -> None:
@@ -249,7 +249,7 @@ class MLPStage:
         return np.array(found).reshape(s.shape)
 
 
-class AttentionStage:
+class AttentionRemainder:
     """Softmax attention, every row of every head as in the theorem, heads of a row side by side.
 
     Images are queries, keys, values, centred scores, these under √P and √(Pf), and the outputs of heads.
@@ -318,8 +318,8 @@ class AttentionStage:
         """Bound every row: as a whole, or beyond second orders; letters are those of the page."""
         P, f, second = self.P, self.f, sizes.order == 2
         q1, q2, q = (x["query"][:, :, None] for x in (sizes.first, sizes.rest, sizes.whole))
-        k1, k2, k = (x["key"][:, None] for x in (sizes.first, sizes.rest, sizes.whole))
-        w1, w2, w = (x["value"][:, None] * self.seen for x in (sizes.first, sizes.rest, sizes.whole))
+        k2, k = (x["key"][:, None] for x in (sizes.rest, sizes.whole))
+        w2, w = (x["value"][:, None] * self.seen for x in (sizes.rest, sizes.whole))
         a1, rho = (x["scores"] for x in (sizes.first, sizes.rest))
         c = up(q * k * self.seen)
         later = up((q1 * k2 + q2 * k) * self.seen) if second else c  # c - c₁, or c
@@ -357,14 +357,16 @@ class AttentionStage:
             whole = np.minimum(np.where(near, beyond, np.inf), up(whole + known))
         return up(np.sqrt((whole**2).sum(0)))
 
-    def _under(self, name: str, weights: Array, a1: Array, rho: Array, more: Array, sizes: Sizes) -> tuple[Array, Array]:
+    def _under(
+        self, name: str, weights: Array, a1: Array, rho: Array, more: Array, sizes: Sizes
+    ) -> tuple[Array, Array]:
         """Bound the root of a weighted sum of squares of scores, by the norm of a matrix or one by one."""
         one = np.minimum(sizes.first[name], up(np.sqrt((weights * a1**2).sum(-1))))
         rest = up(sizes.rest[name] + np.sqrt((weights * more**2).sum(-1)))
         return one, np.minimum(rest, up(np.sqrt((weights * rho**2).sum(-1))))
 
 
-class PoolingStage:
+class PooledTokens:
     """A weighted mean of tokens: linear, so that nothing is measured and nothing remains."""
 
     def __init__(self, step: Any, X: BallArray) -> None:
@@ -380,7 +382,12 @@ class PoolingStage:
         return images["mean"]
 
 
-STAGES: dict[str, Any] = {"norm": NormStage, "attention": AttentionStage, "mlp": MLPStage, "pooling": PoolingStage}
+STAGES: dict[str, Any] = {
+    "norm": NormRemainder,
+    "attention": AttentionRemainder,
+    "mlp": MLPRemainder,
+    "pooling": PooledTokens,
+}
 
 
 class Network:
@@ -399,7 +406,7 @@ class Network:
         self.norms: list[dict[str, Array]] = [{} for _step in steps]  # of images of unit remainders before each step
         self.outputs: list[BallArray] = []
         for place, stage in enumerate(self.stages):
-            sources = [] if isinstance(stage, PoolingStage) else stage.directions()
+            sources = [] if isinstance(stage, PooledTokens) else stage.directions()
             if deployed:  # rounding errors of a forward pass have all directions
                 n, d = self.tokens[place + 1].shape
                 sources.append(at_tokens(ball(np.tile(np.eye(d), (n, 1, 1)))))
@@ -425,15 +432,15 @@ class Network:
 
     def check(self, claim: dict[str, Any]) -> None:
         """Check that a class stays ahead while words move; see :func:`check_certificate`."""
-        eps, stages, words = number(claim, "radius"), listed(claim, "stages"), _places(claim, "moved", len(self.tokens[0].mid))
-        classes, order = self.tokens[-1].shape[1], claim.get("order")
+        eps, stages, order = number(claim, "radius"), listed(claim, "stages"), claim.get("order")
+        (rows, classes), words = self.tokens[-1].shape, _places(claim, "moved", len(self.tokens[0].mid))
         (predicted,) = _places({"predicted": [claim.get("predicted")]}, "predicted", classes)
         rivals = _places(claim, "rivals", classes)
-        if not eps > 0 or predicted in rivals or len(self.tokens[-1].mid) != 1 or type(order) is not int or order not in (1, 2):
+        if not eps > 0 or predicted in rivals or rows != 1 or type(order) is not int or order not in (1, 2):
             raise CannotCheck("a certificate has a radius, an order, one row of logits, and rivals of the class")
-        if not isinstance(self.stages[0], NormStage) or self.steps[0].settings.get("residual"):
+        if not isinstance(self.stages[0], NormRemainder) or self.steps[0].settings.get("residual"):
             raise CannotCheck("the first step must be a norm")
-        count = sum(not isinstance(stage, PoolingStage) for stage in self.stages)
+        count = sum(not isinstance(stage, PooledTokens) for stage in self.stages)
         if len(stages) != count:
             raise Refuted(0, f"there are {count} stages, and the file has {len(stages)}")
         left, b = iter(enumerate(stages)), np.zeros(0)
@@ -446,8 +453,8 @@ class Network:
             else:
                 sizes, G, H = self._advance(place, G, H, b, eps)
                 whole = sizes.whole
-                found = np.zeros(0) if isinstance(stage, PoolingStage) else stage.remainders(sizes)
-            if not isinstance(stage, PoolingStage):
+                found = np.zeros(0) if isinstance(stage, PooledTokens) else stage.remainders(sizes)
+            if not isinstance(stage, PooledTokens):
                 b = np.concatenate([b, _claimed(*next(left), found, self.deployed)])
             if self.deployed:
                 T = up(length(self.tokens[place]).upper + whole["tokens"])
@@ -477,10 +484,10 @@ class Network:
         rest = {name: b @ norms.reshape(len(b), -1) for name, norms in self.norms[place].items()}
         if H is not None:
             H, forms = self.step(place, H)
-            if isinstance(stage, AttentionStage):
+            if isinstance(stage, AttentionRemainder):
                 forms = stage.with_products(forms, words)
             rest = {name: x + quadratic_norms(forms[name]).ravel() * eps**2 for name, x in rest.items()}
-            if not isinstance(stage, PoolingStage):
+            if not isinstance(stage, PooledTokens):
                 second = stage.second_order(words)
                 H = H + second
         rest = {name: up(x).reshape(first[name].shape) for name, x in rest.items()}

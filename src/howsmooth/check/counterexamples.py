@@ -6,7 +6,7 @@ import numpy as np
 
 from howsmooth.check.attention import AttentionAt
 from howsmooth.check.balls import BallArray, ball, between
-from howsmooth.check.certificates import ACTIVATIONS, NormStage
+from howsmooth.check.certificates import ACTIVATIONS, NormRemainder
 from howsmooth.check.outcomes import CannotCheck, Refuted, numbers
 
 
@@ -53,7 +53,7 @@ def _applied(step: Any, X: BallArray) -> BallArray:
     if kind == "attention":
         return AttentionAt.of(step, X).value()
     if kind == "norm":
-        return NormStage(step, X).value
+        return NormRemainder(step, X).value
     if kind == "mlp":
         hidden = X @ x["up"].T + x.get("up_bias", 0.0)
         return activated(step.settings["activation"], hidden) @ x["down"].T + x.get("down_bias", 0.0)
