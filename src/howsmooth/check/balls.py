@@ -137,6 +137,23 @@ def concatenated(parts: list[BallArray], axis: int) -> BallArray:
     return BallArray(np.concatenate([x.mid for x in parts], axis), np.concatenate([x.rad for x in parts], axis))
 
 
+def contracted(spec: str, a: BallArray | Array, b: BallArray | Array) -> BallArray:
+    """Return sums of products over the letters of a sum of Einstein's; see :func:`numpy.einsum`."""
+    a, b = ball(a), ball(b)
+    inputs, left = spec.split("->")
+    sizes = dict(zip(inputs.replace(",", ""), a.shape + b.shape, strict=True))
+    k = int(np.prod([size for letter, size in sizes.items() if letter not in left]))
+
+    def product(x: Array, y: Array) -> Array:
+        return np.einsum(spec, x, y, optimize=True)
+
+    gamma = k * UNIT / (1 - k * UNIT) * RAISED
+    rad = product(np.abs(a.mid), b.rad + gamma * np.abs(b.mid))
+    if a.rad.any():
+        rad = rad + product(a.rad, np.abs(b.mid) + b.rad)
+    return BallArray(product(a.mid, b.mid), _raised(rad, k))
+
+
 def product_by_lengths(a: BallArray, b: BallArray) -> BallArray:
     """Return a product of matrices at the cost of one: radii are products of the lengths of rows and columns."""
     k = a.shape[-1]
@@ -175,22 +192,37 @@ def norm_at_most(x: BallArray, bound: float) -> bool:
 
 def norms_upper(x: BallArray) -> Array:
     """Return upper bounds on the norms of many matrices, as :func:`norm_at_most` proves them; they are close."""
-    x = x.T if x.shape[-2] > x.shape[-1] else x
-    gram = x @ x.T
-    m = gram.shape[-1]
-    radii = np.sqrt((gram.rad**2).sum((-2, -1))) * (1 + 4 * m * m * UNIT) + m * 2.0**-500
-    largest = np.maximum(np.linalg.eigvalsh(gram.mid)[..., -1], 0)  # a guess, which the factor below proves
-    square = largest * (1 + 1e-8) + 4 * radii
-    gamma = (m + 2) * UNIT / (1 - (m + 2) * UNIT)
-    shift = (radii + (2 * gamma * m + 8 * UNIT) * square) * RAISED
-    matrix = -gram.mid
-    matrix[..., np.arange(m), np.arange(m)] += (square - shift)[..., None]
+    largest = np.abs(x.mid).max((-2, -1))
+    finite = np.isfinite(largest)
+    shift = np.frexp(np.where(finite, np.maximum(largest, TINY), 1.0))[1]  # squares stay in the range of floats
+    y = np.ldexp(np.where(finite[..., None, None], x.mid, 0.0), -shift[..., None, None])
+    y = y if y.shape[-2] <= y.shape[-1] else np.swapaxes(y, -1, -2)
+    m, k = y.shape[-2:]
+    gram = y @ np.swapaxes(y, -1, -2)
+    frobenius = np.trace(gram, axis1=-2, axis2=-1) * (1 + 2 * (k + m + 4) * UNIT) + 2.0**-200
+    square = frobenius
+    if m > 1:
+        # off by at most γ_k times the square of the Frobenius norm; what is off in the diagonal, and Δ, likewise
+        shifted = 2 * (k + m * (m + 8) + 16) * UNIT * frobenius
+        guess = np.linalg.eigvalsh(gram)[..., -1] * (1 + 1e-10) + 3 * shifted
+        square = np.where(_factored((guess - shifted)[..., None, None] * np.eye(m) - gram), guess, frobenius)
+    radii = np.sqrt((np.where(x.rad == 0, 0, x.rad + 2.0**-400) ** 2).sum((-2, -1)))  # squares do not vanish
+    return np.where(finite, up(np.ldexp(np.sqrt(square), shift) + up(radii)), np.nan)
+
+
+def _factored(matrices: Array) -> Array:
+    """Tell which symmetric matrices have a Cholesky factor in floats."""
     try:
-        proven = np.isfinite(np.linalg.cholesky(matrix)).all((-2, -1))
+        return np.isfinite(np.linalg.cholesky(matrices)).all((-2, -1))
     except np.linalg.LinAlgError:
-        proven = np.zeros(square.shape, dtype=bool)
-    frobenius = _up(np.sqrt(_raised((x.size**2).sum((-2, -1)), x.shape[-1] * m)))
-    return np.where(proven, _up(np.sqrt(_up(square))), frobenius)
+        if matrices.ndim == 2:
+            return np.array(False)
+        return np.array([_factored(one) for one in matrices])
+
+
+def up(x: Array) -> Array:
+    """Raise a formula of fewer than 2^15 operations on numbers that are not negative above its rounding errors."""
+    return x * (1 + 2.0**-36) + TINY
 
 
 def semidefinite(negative: BallArray, root: float) -> bool:

@@ -21,26 +21,26 @@ def gamma(k: int) -> float:
     return k * UNIT / (1 - k * UNIT)
 
 
-def rounding_errors(stage: Any, step: Any, T: Array, change: Array) -> Array:
+def rounding_errors(stage: Any, step: Any, T: Array, change: dict[str, Array]) -> Array:
     """Bound the rounding errors of a stage at every token, from lengths T of tokens and how far images move at most."""
-    found, size = {"norm": _norm, "attention": _attention, "mlp": _mlp}[step.kind](stage, step, T, change)
+    kinds = {"norm": _norm, "attention": _attention, "mlp": _mlp, "pooling": _pooling}
+    found, size = kinds[step.kind](stage, step, T, change)
     if step.settings.get("residual"):
         found = found + 2 * UNIT * (T + size + found)
     return np.where(np.isfinite(found), found, np.inf) * RAISED
-
-
-def pooling_errors(step: Any, T: Array) -> Array:
-    """Bound the rounding errors of a weighted mean of tokens."""
-    weights = np.atleast_2d(np.abs(step.arrays["weights"]))
-    return gamma(len(T) + 1) * (weights @ T) * RAISED
 
 
 def _bias(step: Any, name: str) -> float:
     return float(np.linalg.norm(step.arrays.get(name, np.zeros(1))))
 
 
-def _norm(stage: Any, step: Any, T: Array, change: Array) -> tuple[Array, Array]:
-    d, u = stage.d, change[: stage.n]
+def _pooling(stage: Any, step: Any, T: Array, change: dict[str, Array]) -> tuple[Array, Array]:
+    size = np.abs(stage.weights) @ T
+    return gamma(len(T) + 1) * size, size
+
+
+def _norm(stage: Any, step: Any, T: Array, change: dict[str, Array]) -> tuple[Array, Array]:
+    d, u = stage.d, change["u"]
     N = np.where(u < 0.999, stage.length.lower * (1 - u), np.nan)  # the shortest that a centred token gets
     # the mean square may be computed with or without the mean taken off first
     r = gamma(2 * d + 8) * (T / N) ** 2 + 8 * UNIT
@@ -49,13 +49,10 @@ def _norm(stage: Any, step: Any, T: Array, change: Array) -> tuple[Array, Array]
     return np.where(r < 0.5, found, np.nan), np.full(len(T), gain + _bias(step, "bias"))
 
 
-def _attention(stage: Any, step: Any, T: Array, change: Array) -> tuple[Array, Array]:
+def _attention(stage: Any, step: Any, T: Array, change: dict[str, Array]) -> tuple[Array, Array]:
     at, (heads, n, v) = stage.at, stage.at.v.shape
-    moved = np.split(change[: 3 * heads * n], 3)
-    sizes = [
-        np.linalg.norm(x.size, axis=-1) + y.reshape(heads, n) for x, y in zip((at.q, at.k, at.v), moved, strict=True)
-    ]
-    Q, K, V = sizes
+    parts = {"query": at.q, "key": at.k, "value": at.v}
+    Q, K, V = (np.linalg.norm(x.size, axis=-1) + change[name] for name, x in parts.items())
     d, k = at.projections[0].shape[1:]
     scale = abs(step.settings["scale"])
     biases = (scale * _bias(step, "query_bias"), _bias(step, "key_bias"), _bias(step, "value_bias"))
@@ -74,10 +71,10 @@ def _attention(stage: Any, step: Any, T: Array, change: Array) -> tuple[Array, A
     return W * together + gamma(heads * v + 2) * (W * (side + together) + bias), W * (side + together) + bias
 
 
-def _mlp(stage: Any, step: Any, T: Array, change: Array) -> tuple[Array, Array]:
+def _mlp(stage: Any, step: Any, T: Array, change: dict[str, Array]) -> tuple[Array, Array]:
     h, d = step.arrays["up"].shape
     rows, bias = np.linalg.norm(step.arrays["up"], axis=1), np.abs(step.arrays.get("up_bias", np.zeros(h)))
-    y = stage.hidden.size + change.reshape(stage.hidden.shape)
+    y = stage.hidden.size + change["units"]
     wrong = gamma(d + 2) * (rows * T[:, None] + bias)
     # slopes are at most 1.13, and activations no longer than what they are given
     units = np.linalg.norm(1.13 * wrong + 8 * UNIT * (y + wrong), axis=1)
