@@ -10,7 +10,7 @@ import yaml
 from howsmooth.errors import AssumptionError, FileError
 from howsmooth.studies import cards
 from howsmooth.studies.cards import Card, card, compare_cards, read_card, write_card
-from howsmooth.wording import at_most
+from howsmooth.wording import at_most, exponent
 
 SMALL = dataclasses.replace(
     cards.PROTOCOLS["protocol-1"],
@@ -90,8 +90,10 @@ def test_the_answer_comes_first_and_a_narrow_terminal_loses_columns(found):
     assert shown[1].startswith("Through all of reviews the worst perturbation grows")
     assert "Rounding all matrices costs, in nats an input: int8" in repr(found)
     said = " ".join(found.lead)
-    for name in ("whole typical", "whole relative", "weakest head", "sink", "θ", "growth exponent", "certified radius"):
+    for name in ("whole typical", "whole relative", "weakest head", "sink", "θ"):
         assert str(found.numbers[name]).split(" [")[0] in said
+    assert f"to the power {exponent(found.numbers['growth exponent'].value)} (median of layers)" in said
+    assert f"may move by {found.numbers['certified radius']} (median" in said
     assert f"known up to a factor of {at_most(found.numbers['bracket ratio'].value, 4)}" in said
     assert f"{at_most(found.numbers['bound ratio'].value, 3)} times what is found" in said
 

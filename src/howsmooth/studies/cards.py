@@ -28,12 +28,13 @@ from howsmooth.studies.runs.summary import LayerSummary
 from howsmooth.studies.sweep.progress import EVERY
 from howsmooth.studies.sweep.sweep import Tally
 from howsmooth.training.head_probe import probe
-from howsmooth.wording import at_least, at_most, count, duration, grows, number
+from howsmooth.wording import at_least, at_most, count, duration, exponent, grows, number
 
 FORMAT, FILE = "howsmooth-card-1", "howsmooth.json"
-# A card costs about so many forward passes of a window of the longest length; the shares of what its layers take, at
-# windows and with their bounds for any input.
-FORWARD_PASSES, WINDOWS, LAYERS = 900, 0.4, 0.8
+# How long a card takes: some seconds, so many forward passes of a window of the longest length, and certificates of a
+# classifier; and which share of all but the certificates comes before the bounds of layers, and before the other parts.
+SECONDS, FORWARD_PASSES, CERTIFYING = 3, 900, 30
+WINDOWS, LAYERS = 0.4, 0.8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,21 +158,28 @@ class Card(ResultTable):
             parts.append(f"known up to a factor of {at_most(found['bracket ratio'].value, 4)}")
         if "bound ratio" in found:
             any_input, ratio = found["any input"].value, found["bound ratio"].value
-            parts.append(f"and at most {at_most(any_input, 3)}-fold at any input, {at_most(ratio, 3)} times what is found")
+            parts.append(
+                f"and at most {at_most(any_input, 3)}-fold at any input, {at_most(ratio, 3)} times what is found"
+            )
         said.append(f"{', '.join(parts)}.")
         if "growth exponent" in found:
-            each = found["growth exponent"]
-            said.append(f"With the number of tokens n the worst grows like n to the power {each} (median of layers).")
+            power = exponent(found["growth exponent"].value)
+            said.append(f"With the number n of tokens the worst grows like n to the power {power} (median of layers).")
         if "sink" in found:
+            sink, theta = number(found["sink"].value), number(found["θ"].value)
             said.append(
-                f"The first token gets {number(found['sink'].value)} of the attention, and the softmax is "
-                f"{number(found['θ'].value)} as steep as it can be (θ), on average over heads."
+                f"On average over heads, the first token gets {sink} of all weight, and the softmax has {theta} of its "
+                "largest slope (θ)."
             )
         costs = [f"{name.removeprefix('cost ')} {each}" for name, each in found.items() if name.startswith("cost ")]
         if costs:
             said.append(f"Rounding all matrices costs, in {self._unit}: {', '.join(costs)}.")
         if "certified radius" in found:
-            said.append(f"Words of its sentences may move by {found['certified radius']} (median) without a flip.")
+            sentence, *_others = self.protocol.sentences
+            said.append(
+                f"The embedding of one word of “{sentence}” may move by {found['certified radius']} (median and range "
+                "over words), which is proven to leave the class as it is."
+            )
         return tuple(said)
 
     @property
@@ -305,15 +313,17 @@ def card(
         rules = replace(rules, text=os.fspath(text))
     found = model if isinstance(model, Transformer) else load(model, device=device)
     tell = progress or (lambda _said: None)
-    expected = FORWARD_PASSES * _forward_seconds(found, rules)
-    tell(f"{found.name}: {protocol} takes about {duration(expected)}")
+    expected = SECONDS + FORWARD_PASSES * _forward_seconds(found, rules)
+    certifying = 0 if isinstance(found.ends.class_head, str) else CERTIFYING
+    tell(f"{found.name}: {protocol} takes about {duration(expected + certifying)}")
     began = last = time.monotonic()
 
     def say(share: float, what: str) -> None:
         nonlocal last
         last = time.monotonic()
         # what has hardly begun does not show how fast this machine is
-        left = (last - began) * (1 - share) / share if share >= WINDOWS else expected * (1 - share)
+        pace = (last - began) / (share * expected) if share >= WINDOWS else 1.0
+        left = pace * ((1 - share) * expected + certifying)
         tell(f"{found.name}: {what}, about {duration(left)} left")
 
     def after(tally: Tally) -> None:
@@ -338,7 +348,7 @@ def card(
         "certificates": lambda: _certificates(found, rules),
     }
     for done, (name, part) in enumerate(parts.items()):
-        say(LAYERS + (1 - LAYERS) * done / len(parts), name)
+        say(LAYERS + (1 - LAYERS) * done / (len(parts) - 1), name)
         try:
             numbers |= part()
         except HowsmoothError as error:
@@ -542,7 +552,7 @@ def _certificates(found: Transformer, rules: Protocol) -> dict[str, CardNumber]:
             low=min(radii),
             high=max(radii),
             evidence="proven",
-            what="how far one word may move without a flip: median and range over words",
+            what="how far the embedding of one word may move and the class stays: median and range over words",
         )
     }
 
