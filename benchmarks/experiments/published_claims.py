@@ -1,6 +1,6 @@
 r"""Published claims about transformers, tested on the models that are at hand: one table for each claim.
 
-``python benchmarks/experiments/published_claims.py [softmax] [clusters] [exponents] [alignment]``
+``python benchmarks/experiments/published_claims.py [softmax] [clusters] [exponents] [alignment] [MODEL …]``
 
 Intervals are 95 %, of the mean over windows (or pairs of windows, or seeds), by Student's t.
 """
@@ -144,12 +144,12 @@ def alignment(names: Sequence[str], top: int = 10, tokens: int = 1) -> None:
             for token in torch.linspace(LENGTH // 2, LENGTH - 1, tokens).long().tolist():
                 blocks = [_one_token(J, token) for J in jacobians]
                 bare = [J - torch.eye(len(J), dtype=J.dtype) for J in blocks]
-                for this, following in itertools.pairwise(blocks):
-                    columns[0].append(_alignment(this, following, top))
-                for this, following in itertools.pairwise(bare):
-                    columns[1].append(_alignment(this, following, top))
-                    u, v = torch.linalg.svd(this)[0][:, 0], torch.linalg.svd(following)[2][0]
-                    columns[2].append(float((u @ v).abs()))
+                for column, found in enumerate((blocks, bare)):
+                    vectors = [torch.linalg.svd(J) for J in found]
+                    for (this, after), following in zip(itertools.pairwise(vectors), found[1:], strict=True):
+                        columns[column].append(_alignment(this, following, after[1], top))
+                        if found is bare:
+                            columns[2].append(float((this[0][:, 0] @ after[2][0]).abs()))
         print(f"{name} | " + " | ".join(map(with_interval, columns)), flush=True)
 
 
@@ -165,25 +165,25 @@ def _one_token(J: Any, token: int) -> Tensor:
     return torch.stack(rows, dim=1).double()
 
 
-def _alignment(this: Tensor, following: Tensor, top: int) -> float:
+def _alignment(this: Sequence[Tensor], following: Tensor, values: Tensor, top: int) -> float:
     r"""Return :math:`1 - \|U^\top J'V - S'\|_F/\|S'\|_F`, U, V the top singular vectors of J: one if J' shares them."""
-    u, _s, v = torch.linalg.svd(this)
+    u, _s, v = this
     seen = u[:, :top].mT @ following @ v[:top].mT
-    s = torch.diag(torch.linalg.svdvals(following)[:top])
+    s = torch.diag(values[:top])
     return 1 - float((seen - s).norm() / s.norm())
 
 
 def main() -> None:
-    """Test the claims that are named, or all of them."""
-    chosen = sys.argv[1:] or ["softmax", "clusters", "exponents", "alignment"]
-    tests: dict[str, Callable[[], None]] = {
-        "softmax": softmax,
-        "clusters": lambda: clusters(MODELS),
-        "exponents": lambda: exponents(MODELS),
-        "alignment": lambda: alignment(("minilm", "random:bert", "random:gpt2", "smollm2")),
+    """Test the claims that are named, or all of them, on the models that are named, or all of them."""
+    tests: dict[str, Callable[[Sequence[str]], None]] = {
+        "softmax": lambda _names: softmax(),
+        "clusters": clusters,
+        "exponents": exponents,
+        "alignment": alignment,
     }
-    for name in chosen:
-        tests[name]()
+    models = [name for name in sys.argv[1:] if name not in tests] or MODELS
+    for name in [name for name in sys.argv[1:] if name in tests] or tests:
+        tests[name](models)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,12 @@ from typing import Any
 
 import altair as alt
 from docutils import nodes
-from jinja2 import Template
 from scipy import stats
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from howsmooth.report.drawing.palette import BLUE, CONFIG, GREY, ORANGE, themed
-from howsmooth.report.embedding import asset, in_script, runtime
+from howsmooth.report.embedding import in_script, templates
 from howsmooth.studies.cards import Card
 from howsmooth.wording import number
 
@@ -226,7 +225,7 @@ def write_atlas(path: Path, folder: Path = HOME / "cards") -> Path:
     """Write the page of the atlas; return where it is."""
     found = entries(folder)
     families = list(dict.fromkeys(entry.family for entry in found))
-    template = Template((HOME / "page.html").read_text(encoding="utf-8"), autoescape=True, trim_blocks=True)
+    template = templates().from_string((HOME / "page.html").read_text(encoding="utf-8"))
     data = {
         "rows": rows(found),
         "spec": chart(families),
@@ -236,6 +235,7 @@ def write_atlas(path: Path, folder: Path = HOME / "cards") -> Path:
         "columns": COLUMNS,
     }
     page = template.render(
+        title="Atlas: how smooth are real models?",
         lessons=lessons(found),
         count=len(found),
         up=UP,
@@ -246,9 +246,6 @@ def write_atlas(path: Path, folder: Path = HOME / "cards") -> Path:
         skipped=skipped(),
         versions=sorted({entry.card.version for entry in found}),
         protocol=found[0].card.protocol.name,
-        style=asset("palette.css") + asset("report.css"),
-        theme=asset("theme.js"),
-        runtime=runtime(),
         data=in_script(data),
     )
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 import howsmooth as hs
 from howsmooth.report import figures
-from howsmooth.report.embedding import apart, asset, columns, in_script
+from howsmooth.report.embedding import apart, asset, columns, in_script, templates
 from howsmooth.report.figures import drawings, section_of, sections
 from howsmooth.report.page import render, write_page, write_report
 from howsmooth.studies.kinds.tokens_in_ball import ExtremalAsk, TextAnswer
@@ -346,12 +346,15 @@ def test_the_same_records_give_the_same_bytes_wherever_they_lie(kept, tmp_path):
 @pytest.mark.slow
 def test_another_process_with_other_hashes_writes_the_same_bytes(kept, tmp_path, monkeypatch):
     # without the program that draws charts: it takes seconds to put together, and is the same for all pages
-    write = "from howsmooth.report import page; page.runtime = str; page.write_report(*__import__('sys').argv[1:])"
+    write = (
+        "from howsmooth.report import embedding, page; embedding.templates().globals['runtime'] = str; "
+        "page.write_report(*__import__('sys').argv[1:])"
+    )
     words = [sys.executable, "-c", write, str(kept), str(tmp_path / "other.html")]
     # this process drew its hashes at random, unless it was told otherwise
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     subprocess.run(words, check=True, capture_output=True, env=os.environ | {"PYTHONHASHSEED": seed}, timeout=240)
-    monkeypatch.setattr("howsmooth.report.page.runtime", str)
+    monkeypatch.setitem(templates().globals, "runtime", str)
     assert (tmp_path / "other.html").read_text(encoding="utf-8") == render(read_run(kept))
 
 

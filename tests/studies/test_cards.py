@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 import yaml
@@ -9,6 +10,7 @@ import yaml
 from howsmooth.errors import AssumptionError, FileError
 from howsmooth.studies import cards
 from howsmooth.studies.cards import Card, card, compare_cards, read_card, write_card
+from howsmooth.wording import at_most, exponent
 
 SMALL = dataclasses.replace(
     cards.PROTOCOLS["protocol-1"],
@@ -23,15 +25,38 @@ SMALL = dataclasses.replace(
 
 
 @pytest.fixture(scope="module")
-def found(request):
+def made():
     from howsmooth.models.load import load
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(cards.PROTOCOLS, "small", SMALL)
+        patch.setattr(cards, "EVERY", 0.0)
         said = []
         made = card(load("reviews"), protocol="small", progress=said.append)
-    assert said[0].startswith("reviews: small takes about")
-    return made
+    return made, said
+
+
+@pytest.fixture(scope="module")
+def found(made):
+    return made[0]
+
+
+def test_how_long_it_takes_is_said_before_and_what_is_left_during(made):
+    _found, (first, *others) = made
+    assert first.startswith("reviews: small takes about")
+    parts = [re.fullmatch(r"reviews: (.*), about \d+ (?:second|minute)s? left", line) for line in others]
+    names = [part[1] for part in parts]
+    assert names[0] == "attention layers at 2 windows of 4, 6, 8 tokens"
+    # three layers at two windows of three lengths: a line after each layer and length
+    assert names[1:9] == [f"attention layers, {left} measurements to go" for left in range(16, 0, -2)]
+    assert names[9:] == [
+        "bounds of the layers for any input",
+        "the weakest head",
+        "the whole model",
+        "attention weights",
+        "error budgets",
+        "certificates",
+    ]
 
 
 def test_every_number_has_ends_and_words(found):
@@ -55,12 +80,22 @@ def test_every_number_has_ends_and_words(found):
     assert found.numbers["worst layer"].value == max(worst)
     assert worst[int(found.numbers["weakest layer"].value)] == max(worst)
     assert all(row["worst"].high <= row["any input"].value for row in found.layers)
+    bound, worst = found.numbers["any input"].value, found.numbers["worst layer"].high
+    assert found.numbers["bound ratio"].value == pytest.approx(bound / worst)
+    assert found.numbers["bracket ratio"].value >= 1
 
 
 def test_the_answer_comes_first_and_a_narrow_terminal_loses_columns(found):
     shown = repr(found).splitlines()
     assert shown[1].startswith("Through all of reviews the worst perturbation grows")
     assert "Rounding all matrices costs, in nats an input: int8" in repr(found)
+    said = " ".join(found.lead)
+    for name in ("whole typical", "whole relative", "weakest head", "sink", "θ"):
+        assert str(found.numbers[name]).split(" [")[0] in said
+    assert f"to the power {exponent(found.numbers['growth exponent'].value)} (median of layers)" in said
+    assert f"may move by {found.numbers['certified radius']} (median" in said
+    assert f"known up to a factor of {at_most(found.numbers['bracket ratio'].value, 4)}" in said
+    assert f"{at_most(found.numbers['bound ratio'].value, 3)} times what is found" in said
 
 
 def test_a_card_comes_back_from_its_file_and_others_read_theirs(found, tmp_path):

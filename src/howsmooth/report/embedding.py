@@ -51,24 +51,25 @@ def runtime() -> Markup:
 
 def fill(name: str, **values: Any) -> str:
     """Fill a template; every string is escaped unless it is markup of ours."""
-    return _templates().get_template(name).render(values)
+    return templates().get_template(name).render(values)
 
 
 def asset(name: str) -> Markup:
     """Return a stylesheet or a script of ours as it is."""
-    environment = _templates()
+    environment = templates()
     assert environment.loader is not None
     return Markup(environment.loader.get_source(environment, name)[0])
 
 
 def chart_page(chart: Chart, title: str) -> str:
     """Return one chart as a page of its own."""
-    return fill("chart.html", title=title, runtime=runtime(), spec=in_script(chart.to_dict()))
+    return fill("chart.html", title=title, spec=in_script(chart.to_dict()))
 
 
 @functools.cache
-def _templates() -> Environment:
-    return Environment(
+def templates() -> Environment:
+    """Return where pages come from: those that extend ``frame.html`` look alike."""
+    found = Environment(
         loader=PackageLoader("howsmooth.report", "assets"),
         autoescape=True,
         finalize=lambda value: visible(value) if type(value) is str else value,  # markup is ours
@@ -76,6 +77,8 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    found.globals |= {"asset": asset, "runtime": runtime}
+    return found
 
 
 def _without_data(spec: Any, data: dict[str, Rows]) -> Any:

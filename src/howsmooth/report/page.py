@@ -15,7 +15,7 @@ from howsmooth.files import whole
 from howsmooth.report.charts.sensitive_tokens import window_records
 from howsmooth.report.drawing.palette import CONFIG, themed
 from howsmooth.report.drawing.token_text import words
-from howsmooth.report.embedding import apart, asset, columns, fill, in_script, runtime
+from howsmooth.report.embedding import apart, asset, columns, fill, in_script
 from howsmooth.report.figures import Drawing, drawings, linear, sections, thinned
 from howsmooth.report.sections import MEASUREMENT, Section
 from howsmooth.report.sentences import finding, growth_sentence, growth_words, sentence
@@ -142,10 +142,6 @@ def _page(run: Run, drawn: Drawn) -> str:
         terms=terms(shown, {record.ask.kind for record in run.records}),
         facts=facts(run),
         commands=run.commands,
-        style=asset("palette.css") + asset("report.css"),
-        theme=asset("theme.js"),
-        script=asset("report.js"),
-        runtime=runtime(),
         data=in_script(data),
     )
 

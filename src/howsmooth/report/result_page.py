@@ -10,7 +10,7 @@ from howsmooth.report.drawing.palette import BLUE, CONFIG, GREY, INK, ORANGE, th
 from howsmooth.report.drawing.panels import PANEL, panels
 from howsmooth.report.drawing.scales import drawable, labelled, log_scale, round_numbers
 from howsmooth.report.drawing.tables import Chart
-from howsmooth.report.embedding import asset, fill, in_script, runtime
+from howsmooth.report.embedding import fill, in_script
 from howsmooth.report.page import written
 from howsmooth.studies.runs.comparison import Comparison, DifferenceVerdict, LayerDifference, bracketed
 from howsmooth.studies.runs.result_table import ResultTable
@@ -90,9 +90,6 @@ def write_result(
         command=command,
         caption=caption,
         chart=None if chart is None else in_script(chart),
-        runtime="" if chart is None else runtime(),
-        style=asset("palette.css") + asset("report.css"),
-        theme=asset("theme.js"),
     )
     return written(page, path)
 

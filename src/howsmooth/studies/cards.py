@@ -25,12 +25,16 @@ from howsmooth.studies.plans.measurement_plan import measure
 from howsmooth.studies.runs.measurement import Measurement, least_smooth
 from howsmooth.studies.runs.result_table import ResultTable
 from howsmooth.studies.runs.summary import LayerSummary
+from howsmooth.studies.sweep.progress import EVERY
+from howsmooth.studies.sweep.sweep import Tally
 from howsmooth.training.head_probe import probe
-from howsmooth.wording import at_least, at_most, count, duration, grows, number
+from howsmooth.wording import at_least, at_most, count, duration, exponent, grows, number
 
 FORMAT, FILE = "howsmooth-card-1", "howsmooth.json"
-# A card costs about so many forward passes of a window of the longest length.
-FORWARD_PASSES = 900
+# How long a card takes: some seconds, so many forward passes of a window of the longest length, and certificates of a
+# classifier; and which share of all but the certificates comes before the bounds of layers, and before the other parts.
+SECONDS, FORWARD_PASSES, CERTIFYING = 3, 900, 30
+WINDOWS, LAYERS = 0.4, 0.8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,22 +149,37 @@ class Card(ResultTable):
                     else "."
                 )
             )
-        worst = found["worst layer"]
-        said.append(
-            f"Of its attention layers the least smooth is {int(found['weakest layer'].value)}"
-            + (f", head {int(found['weakest head'].value)}" if "weakest head" in found else "")
-            + f": the worst perturbation {grows(worst.value)}"
-            + (
-                f", and at most {at_most(found['any input'].value, 3)}-fold at any input."
-                if "any input" in found
-                else "."
+        head = f", head {int(found['weakest head'].value)}" if "weakest head" in found else ""
+        parts = [
+            f"Of its attention layers the least smooth is {int(found['weakest layer'].value)}{head}: "
+            f"the worst perturbation {grows(found['worst layer'].value)}"
+        ]
+        if "bracket ratio" in found:
+            parts.append(f"known up to a factor of {at_most(found['bracket ratio'].value, 4)}")
+        if "bound ratio" in found:
+            any_input, ratio = found["any input"].value, found["bound ratio"].value
+            parts.append(
+                f"and at most {at_most(any_input, 3)}-fold at any input, {at_most(ratio, 3)} times what is found"
             )
-        )
+        said.append(f"{', '.join(parts)}.")
+        if "growth exponent" in found:
+            power = exponent(found["growth exponent"].value)
+            said.append(f"With the number n of tokens the worst grows like n to the power {power} (median of layers).")
+        if "sink" in found:
+            sink, theta = number(found["sink"].value), number(found["θ"].value)
+            said.append(
+                f"On average over heads, the first token gets {sink} of all weight, and the softmax has {theta} of its "
+                "largest slope (θ)."
+            )
         costs = [f"{name.removeprefix('cost ')} {each}" for name, each in found.items() if name.startswith("cost ")]
         if costs:
             said.append(f"Rounding all matrices costs, in {self._unit}: {', '.join(costs)}.")
         if "certified radius" in found:
-            said.append(f"Words of its sentences may move by {found['certified radius']} (median) without a flip.")
+            sentence, *_others = self.protocol.sentences
+            said.append(
+                f"The embedding of one word of “{sentence}” may move by {found['certified radius']} (median and range "
+                "over words), which is proven to leave the class as it is."
+            )
         return tuple(said)
 
     @property
@@ -179,7 +198,7 @@ class Card(ResultTable):
     def meaning(self, columns: Sequence[str]) -> str:
         """Say what the columns that are shown mean."""
         there = {name: each.what for row in self.layers for name, each in row.items() if name in columns}
-        return " ".join(f"{name[:1].upper()}{name[1:]}: {what}." for name, what in there.items())
+        return "; ".join(f"{name}: {what}" for name, what in there.items()) + "."
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -294,12 +313,30 @@ def card(
         rules = replace(rules, text=os.fspath(text))
     found = model if isinstance(model, Transformer) else load(model, device=device)
     tell = progress or (lambda _said: None)
-    tell(f"{found.name}: {protocol} takes about {duration(FORWARD_PASSES * _forward_seconds(found, rules))}")
+    expected = SECONDS + FORWARD_PASSES * _forward_seconds(found, rules)
+    certifying = 0 if isinstance(found.ends.class_head, str) else CERTIFYING
+    tell(f"{found.name}: {protocol} takes about {duration(expected + certifying)}")
+    began = last = time.monotonic()
+
+    def say(share: float, what: str) -> None:
+        nonlocal last
+        last = time.monotonic()
+        # what has hardly begun does not show how fast this machine is
+        pace = (last - began) / (share * expected) if share >= WINDOWS else 1.0
+        left = pace * ((1 - share) * expected + certifying)
+        tell(f"{found.name}: {what}, about {duration(left)} left")
+
+    def after(tally: Tally) -> None:
+        if not tally.left:
+            say(WINDOWS, "bounds of the layers for any input")
+        elif time.monotonic() - last >= EVERY:
+            say(WINDOWS * tally.share, f"attention layers, {tally.left} measurements to go")
+
     notes: list[str] = list(found.notes)
-    tell(f"{found.name}: attention layers at {rules.windows} windows of {', '.join(map(str, rules.lengths))} tokens")
+    say(0.0, f"attention layers at {rules.windows} windows of {', '.join(map(str, rules.lengths))} tokens")
     lengths = [n for n in rules.lengths if found.max_length is None or n <= found.max_length]
     measured = measure(
-        found, text=rules.text, lengths=lengths, sequences=rules.windows, confidence=rules.confidence, progress=False
+        found, text=rules.text, lengths=lengths, sequences=rules.windows, confidence=rules.confidence, progress=after
     )
     layers = [_layer(each) for each in measured.layers]
     numbers = _of_layers(measured)
@@ -310,8 +347,8 @@ def card(
         "error budgets": lambda: _budgets(found, rules),
         "certificates": lambda: _certificates(found, rules),
     }
-    for name, part in parts.items():
-        tell(f"{found.name}: {name}")
+    for done, (name, part) in enumerate(parts.items()):
+        say(LAYERS + (1 - LAYERS) * done / (len(parts) - 1), name)
         try:
             numbers |= part()
         except HowsmoothError as error:
@@ -390,7 +427,7 @@ def _layer(found: LayerSummary) -> dict[str, CardNumber]:
             what=f"what random perturbations are multiplied by at {n} tokens",
         )
     if found.relative is not None:
-        what = "percent of the output for each percent of the input, at worst"
+        what = "percent of the output for each percent of the input at worst, geometric mean over windows"
         row["relative"] = CardNumber(value=found.relative, evidence="computed", what=what)
     if found.growth is not None:
         ends = {"value": found.growth.exponent, "low": found.growth.low, "high": found.growth.high}
@@ -412,7 +449,7 @@ def _of_layers(measured: Measurement) -> dict[str, CardNumber]:
         "worst layer": _layer(weakest)["worst"],
     }
     if ratios:
-        what = "upper end over lower end, the widest bracket of all"
+        what = "the upper end over the lower one, of the widest bracket"
         found["bracket ratio"] = CardNumber(value=max(ratios), evidence="computed", what=what)
     if exponents:
         found["growth exponent"] = CardNumber(
@@ -424,6 +461,9 @@ def _of_layers(measured: Measurement) -> dict[str, CardNumber]:
         )
     if weakest.any_input is not None:
         found["any input"] = _layer(weakest)["any input"]
+        what = "the bound for any input over the largest value that was found, in the layer with the largest constant"
+        ratio = weakest.any_input.value / weakest.most
+        found["bound ratio"] = CardNumber(value=ratio, evidence="computed", what=what)
     return found
 
 
@@ -444,7 +484,7 @@ def _weakest_head(found: Transformer, measured: Measurement, rules: Protocol) ->
     worst = max(heads, key=lambda record: record.answer.lower)
     which = int(str(worst.ask.map).partition(":")[2])
     return {
-        "weakest head": CardNumber(value=which, evidence="computed", what="the head of that layer with the largest"),
+        "weakest head": CardNumber(value=which, evidence="computed", what="its head with the largest constant"),
         "worst head": CardNumber(
             value=worst.answer.lower,
             low=worst.answer.lower,
@@ -475,7 +515,7 @@ def _weights(
         raise AssumptionError("its attention is not computed by scaled_dot_product_attention.")
     said = {
         "sink": ("first_token", "the mean weight on the first token"),
-        "θ": ("sensitivity", "how steep the softmax is at these weights, at most one; from below"),
+        "θ": ("sensitivity", "how steep the softmax is at these weights: a lower bound, at most one"),
         "entropy": ("entropy", "the mean entropy of rows of weights, in nats"),
     }
     numbers = {}
@@ -484,11 +524,10 @@ def _weights(
         for row, values in zip(layers, by_layer, strict=True):
             if values:
                 ends = {"value": sum(values) / len(values), "low": min(values), "high": max(values)}
-                row[name] = CardNumber(**ends, evidence="range", what=f"{what}: mean and range over heads")
+                row[name] = CardNumber(**ends, evidence="range", what=f"{what}, mean and range over heads")
         every = [value for values in by_layer for value in values]
-        numbers[name] = CardNumber(
-            value=sum(every) / len(every), low=min(every), high=max(every), evidence="range", what=what
-        )
+        ends = {"value": sum(every) / len(every), "low": min(every), "high": max(every)}
+        numbers[name] = CardNumber(**ends, evidence="range", what=f"{what}, mean and range over all heads")
     return numbers
 
 
@@ -513,7 +552,7 @@ def _certificates(found: Transformer, rules: Protocol) -> dict[str, CardNumber]:
             low=min(radii),
             high=max(radii),
             evidence="proven",
-            what="how far one word may move without a flip: median and range over words",
+            what="how far the embedding of one word may move and the class stays: median and range over words",
         )
     }
 
@@ -566,7 +605,7 @@ class CardComparison(ResultTable):
     def meaning(self, columns: Sequence[str]) -> str:
         """Say what the rows mean."""
         said = {name: number.what for each in self.cards for name, number in each.numbers.items()}
-        return " ".join(f"{name[:1].upper()}{name[1:]}: {what}." for name, what in said.items())
+        return "; ".join(f"{name}: {what}" for name, what in said.items()) + "."
 
     @property
     def remarks(self) -> tuple[str, ...]:

@@ -221,11 +221,6 @@ const lab = (() => {
   byId("undo").addEventListener("click", undo);
   byId("reset").addEventListener("click", () => { stop(); change(() => initial(scene()), true); entered(); });
   byId("go-known").addEventListener("click", showKnown);
-  byId("theme").addEventListener("click", () => {
-    const root = document.documentElement, theme = root.dataset.theme === "dark" ? "light" : "dark";
-    root.dataset.theme = theme;
-    try { localStorage.setItem("howsmooth-theme", theme); } catch { /* then it is not remembered */ }
-  });
   byId("link").addEventListener("click", async () => {
     const link = `${location.href.split("#")[0]}${writeLink(state)}`;
     let said = "Copied.";

@@ -1,7 +1,6 @@
 "use strict";
 (() => {
   const report = JSON.parse(document.getElementById("report-data").textContent);
-  const root = document.documentElement;
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
   const filters = document.getElementById("filters");
   const filtering = document.getElementById("filter-layers") !== null;
@@ -215,10 +214,6 @@
     });
     closer.querySelector(".tokens")?.addEventListener("mouseleave", () => { tooltip.hidden = true; });
   }
-  document.getElementById("theme").addEventListener("click", () => {
-    root.dataset.theme = root.dataset.theme === "dark" ? "light" : "dark";
-    try { localStorage.setItem("howsmooth-theme", root.dataset.theme); } catch { /* then it is not remembered */ }
-  });
 
   // On paper nothing can be unfolded, so all tables are; those that were folded fold again.
   let folded = [];
