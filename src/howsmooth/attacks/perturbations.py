@@ -20,7 +20,7 @@ from howsmooth.spectral.autograd import linearise, value_of
 from howsmooth.spectral.metric_norms import climb, isometric
 from howsmooth.spectral.operators import HALF, measurable, require_map
 from howsmooth.spectral.solvers import spectral_norm
-from howsmooth.theory.around_input.neighbourhood import displacement_upper
+from howsmooth.theory.around_input.neighbourhood import displacement_uppers
 from howsmooth.validation import Seed, generator_from, require_sequences, tokens_for
 from howsmooth.wording import at_least, at_most, number
 
@@ -219,7 +219,7 @@ class PreparedAttack:
         most = self.metrics.output.euclidean_ratios((n, self.there.shape[-1]))[1]
         try:
             rows = self.X.reshape(-1, n, d)
-            found = [most * displacement_upper(self.f, x, eps=eps, metric=ball).value for x in rows]
+            found = [most * bound.value for bound in displacement_uppers(self.f, list(rows), eps=eps, metric=ball)]
         except AssumptionError:
             return None
         return torch.tensor(found, dtype=torch.float64, device=self.X.device).reshape(self.X.shape[:-2])

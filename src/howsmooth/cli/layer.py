@@ -172,7 +172,13 @@ class LayerSource:
         return found if self.scale is None else replace(found, scale=self.scale)
 
     def _layer_of_model(self) -> "Attention":
-        found = hs.load(self.model or "", family=self.family or "").layer(self.layer or 0).map(self.map)
+        from howsmooth.models.loading.built_in_layers import built_in_layer
+
+        model, index = self.model or "", self.layer or 0
+        layer = None if self.family else built_in_layer(model, index)
+        if layer is None:
+            layer = hs.load(model, family=self.family or "").layer(index)
+        found = layer.map(self.map)
         if not isinstance(found, hs.Attention):
             raise AssumptionError(f"theorems are about attention alone, got --map {self.map}.", field="map")
         return found

@@ -14,7 +14,7 @@ from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.maps.heads_derivative import HeadsJacobian, QuerySide, project_heads
 from howsmooth.maps.mean_field_maps import Atoms, WeightedJacobian, visible
 from howsmooth.maps.norms import HeadNorm, JointNorm, acting_norm, check_head_norm, normalise
-from howsmooth.maps.positions import Positions, Rotary
+from howsmooth.maps.positions import Positions, Rotary, broadcast_shapes
 from howsmooth.maps.projections import Layout, Projections, Transforms, sizes_of
 from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.validation import (
@@ -254,7 +254,7 @@ class MultiHead(TensorDataclass, ABC):
         mass = () if self.weights is None else self.weights.shape[:-1]
         parts = (X.shape[:-2], self.query.shape[:-3], self.positions.batch, mass)
         try:
-            batch = torch.broadcast_shapes(*parts)
+            batch = broadcast_shapes(*parts)
         except RuntimeError as error:
             raise ShapeError(
                 "the batch axes of tokens, weights, masks and token weights must broadcast, "

@@ -16,6 +16,18 @@ from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.validation import require_agreement, require_finite
 
 
+def broadcast_shapes(*shapes: tuple[int, ...]) -> torch.Size:
+    """Do what torch's function does, which imports sympy when it is first called: where shapes differ, it is asked.
+
+    Example:
+        >>> broadcast_shapes((), (2, 3), (2, 3)), broadcast_shapes((1, 3), (2, 1))
+        (torch.Size([2, 3]), torch.Size([2, 3]))
+    """
+    longest = max(shapes, key=len)
+    alike = all(not shape or shape == longest for shape in shapes)
+    return torch.Size(longest) if alike else torch.broadcast_shapes(*shapes)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rotary(TensorDataclass):
     r"""Turn coordinate pair ``m`` of the token at position ``s`` by the angle :math:`s\,\omega_m`.
@@ -174,7 +186,7 @@ class Distances(TensorDataclass):
     ) -> Float[Tensor, "*batch heads rows columns"]:
         """Return the two added terms for one tile of scores."""
         offsets, index = self._tile(rows, columns, q.device)
-        shape = torch.broadcast_shapes(q.shape[:-2], self.keys.shape[:-2])
+        shape = broadcast_shapes(q.shape[:-2], self.keys.shape[:-2])
         index = index.expand(*shape, *index.shape)
         # Why not one product for each pair: tokens meet every distance of the tile at once, and the diagonals are read
         by_query = (q @ self.keys[..., offsets, :].mT).gather(-1, index)
@@ -310,7 +322,7 @@ class Positions(TensorDataclass):
             shapes.append(self.rotary.positions.shape[:-1])
         if self.distances is not None:
             shapes.append(self.distances.keys.shape[:-3])
-        return torch.broadcast_shapes((), *shapes)
+        return broadcast_shapes((), *shapes)
 
     @property
     def heads(self) -> int:

@@ -106,3 +106,26 @@ def test_far_away_the_hull_bounds_the_movement_closely():
     bound = hs.bounds.displacement_upper(f, X, eps=50.0).value
     moved = float((f(Z) - f(X)).norm())
     assert moved <= bound <= 1.5 * moved
+
+
+def test_several_inputs_share_what_is_known_around_the_origin(rng, monkeypatch):
+    f, inputs, asked = small_layer(rng), [scale * gaussian(rng, 4, 3) for scale in (1.5, 1.0, 1.2, 0.9)], []
+    for eps in (0.01, 1.0, 50.0):
+        alone = [hs.bounds.displacement_upper(f, X, eps=eps) for X in inputs]
+        together = neighbourhood.displacement_uppers(f, inputs, eps=eps)
+        assert [bound.value for bound in together] == [bound.value for bound in alone]
+    upper = neighbourhood.sharp_upper
+    monkeypatch.setattr(neighbourhood, "sharp_upper", lambda *args, **more: asked.append(more) or upper(*args, **more))
+    neighbourhood.displacement_uppers(f, inputs, eps=1.0)
+    assert len(asked) < len(inputs)
+
+
+def test_a_ball_around_the_origin_is_asked_where_a_smaller_one_may_help(rng):
+    f, X = small_layer(rng), gaussian(rng, 4, 3)
+    around = neighbourhood.AroundOrigin(attention=f)
+    large, small = torch.tensor([1e9]).double(), torch.tensor([1e-9]).double()
+    first = around.upper(X, 1.0, large)
+    assert first == hs.bounds.sharp_upper(f, n=4, radius=around.known[0][0]).value
+    assert around.upper(2 * X, 1.0, small) == math.inf
+    assert first < around.upper(2 * X, 1.0, large) < math.inf
+    assert around.upper(X / 2, 1.0, small) < first  # the ball is smaller than any that is known

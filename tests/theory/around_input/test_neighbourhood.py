@@ -369,11 +369,11 @@ def test_around_the_origin_is_looked_at_only_where_it_may_be_better(rng):
     X = X[X.norm(dim=-1).argsort()]  # the longest token comes last
     size = float(X.norm(dim=-1).max())
     known, unknown = (torch.tensor([x], dtype=torch.float64) for x in (1.0, math.inf))
-    assert neighbourhood._around_origin(f, X, 0.09 * size, known) == math.inf
-    assert neighbourhood._around_origin(f, X, 0.09 * size, unknown) < math.inf
+    assert neighbourhood.AroundOrigin(attention=f).upper(X, 0.09 * size, known) == math.inf
+    assert neighbourhood.AroundOrigin(attention=f).upper(X, 0.09 * size, unknown) < math.inf
     for eps in (0.1 * size, 0.5):
         stated = hs.bounds.sharp_upper(f, n=4, radius=(size + eps) * (1 + 1e-12)).value
-        assert neighbourhood._around_origin(f, X, eps, known) == pytest.approx(stated, rel=1e-14, abs=0)
+        assert neighbourhood.AroundOrigin(attention=f).upper(X, eps, known) == pytest.approx(stated, rel=1e-14, abs=0)
 
 
 def test_tokens_are_measured_in_a_power_of_two(rng):

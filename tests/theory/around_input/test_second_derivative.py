@@ -11,6 +11,7 @@ from theory.perturbed_inputs import on_boundary, small_layer
 from torch.testing import assert_close
 
 import howsmooth as hs
+from howsmooth.theory.around_input import second_derivative
 from howsmooth.theory.around_input.head_on_ball import HeadAtCentre, softmax_jacobian_bounds
 from howsmooth.theory.around_input.layer_on_ball import LayerAtCentre, LayerOnBall
 from howsmooth.theory.around_input.second_derivative import SecondDerivative
@@ -398,3 +399,20 @@ def test_units_do_not_matter(rng):
     plain = hs.bounds.neighbourhood_upper(f, X, eps=0.1).value
     tiny = hs.Attention(query=f.query * 2.0**60, key=f.key * 2.0**60, value=f.value * 2.0**-60, output=f.output)
     assert_close(hs.bounds.neighbourhood_upper(tiny, X * 2.0**-60, eps=0.1 * 2.0**-60).value * 2.0**60, plain)
+
+
+def test_the_largest_weighted_norm_is_that_of_all_columns(rng, monkeypatch):
+    looked_at, norm = [], second_derivative.largest_eigenvalues
+    monkeypatch.setattr(second_derivative, "largest_eigenvalues", lambda M: looked_at.append(M) or norm(M))
+    for scale in (1e-120, 1.0, 1e120):
+        g, w = scale * gaussian(rng, 12, 4), gaussian(rng, 2, 6, 6).square() ** 3
+        gram, roots = g @ g.mT, w.flatten(0, 1).mT.sqrt()
+        every = max(float(norm(root[:, None] * gram * root)) for root in roots)
+        assert second_derivative._weighted_norm(gram, w) == math.sqrt(every)
+    assert len(looked_at) < 3 * 6
+    assert second_derivative._weighted_norm(torch.full((12, 12), math.nan).double(), w) == math.inf
+    assert second_derivative._weighted_norm(torch.zeros(12, 12).double(), w) == 0
+    w = torch.zeros(1, 2, 2).double()  # the column of the larger eigenvalue has squares that vanish
+    w[0, 0, 0], w[0, 1, 1] = 1e-170, 1.0
+    gram = torch.diag(torch.tensor([1.0, 1e-300]).double())
+    assert second_derivative._weighted_norm(gram, w) >= 1e-85

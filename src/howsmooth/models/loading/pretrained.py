@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -331,12 +332,19 @@ def _damaged_tokenizer(source: str, error: Exception) -> UnsupportedModelError:
 
 @contextlib.contextmanager
 def _parsing_once() -> Iterator[None]:
-    """Let the loader parse a GGUF file, and build its table of names, once instead of many times."""
+    """Let the loader parse a GGUF file, and build its table of names, once instead of many times.
+
+    The file is mapped into memory; slices of such a map, of which a vocabulary takes a hundred thousand, are slow.
+    """
     import gguf
+
+    class PlainReader(gguf.GGUFReader):  # type: ignore[misc]
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, np.asarray(value) if name == "data" else value)
 
     before = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
     try:
-        for name, found in before.items():
+        for name, found in (before | {"GGUFReader": PlainReader}).items():
             setattr(gguf, name, functools.cache(found))
         yield
     finally:

@@ -3,7 +3,8 @@
 import hashlib
 import math
 import warnings
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
@@ -90,8 +91,21 @@ def displacement_upper(
     Raises:
         AssumptionError: As :func:`neighbourhood_upper`.
     """
-    per_token = _per_token(metric)
-    found = ConstantsOnBalls.of(attention, X, eps=eps, per_token=per_token)
+    return displacement_uppers(attention, [X], eps=eps, metric=metric)[0]
+
+
+def displacement_uppers(
+    attention: Attention, inputs: Sequence[Float[Tensor, "n d"]], *, eps: float, metric: str | Metric = "total"
+) -> list[Bound]:
+    """Return :func:`displacement_upper` at several inputs of one length, whose balls around the origin are shared."""
+    per_token, around = _per_token(metric), AroundOrigin(attention=attention)
+    smallest_first = sorted(range(len(inputs)), key=lambda i: _longest(inputs[i]))
+    found = {i: _displacement(attention, inputs[i], eps, per_token, around) for i in smallest_first}
+    return [found[i] for i in range(len(inputs))]
+
+
+def _displacement(attention: Attention, X: Tensor, eps: float, per_token: bool, around: "AroundOrigin") -> Bound:
+    found = ConstantsOnBalls.of(attention, X, eps=eps, per_token=per_token, around=around)
     # a straight path, at the right end of every interval as for the constant
     # |f(Z) − f(X)| ≤ ∫|D f| along the segment, whose points at distance t lie in the ball of radius t.
     step = eps / len(found.values) * (math.sqrt(len(X)) if per_token else 1.0)
@@ -136,9 +150,18 @@ class ConstantsOnBalls:
     confidence: float  # 1, or that of the constant at the centre
 
     @classmethod
-    def of(cls, attention: Attention, X: Float[Tensor, "n d"], *, eps: float, per_token: bool) -> "ConstantsOnBalls":
-        """Bound the constant on every ball."""
+    def of(
+        cls,
+        attention: Attention,
+        X: Float[Tensor, "n d"],
+        *,
+        eps: float,
+        per_token: bool,
+        around: "AroundOrigin | None" = None,
+    ) -> "ConstantsOnBalls":
+        """Bound the constant on every ball; what is known of balls ``around`` the origin is not computed again."""
         _require(attention, eps)
+        around = AroundOrigin(attention=attention) if around is None else around
         unit = Rescaled.of(attention, X)
         share = eps / token_unit(X, unit)
         centre, confidence = _constant_at_centre(unit)
@@ -151,18 +174,36 @@ class ConstantsOnBalls:
             [unit.in_original_units(float(x)) for x in torch.minimum(along, first)], dtype=torch.float64
         )
         return cls(
-            values=found.nan_to_num(torch.inf, torch.inf).clamp_max(_around_origin(attention, X, eps, found)),
+            values=found.nan_to_num(torch.inf, torch.inf).clamp_max(around.upper(X, eps, found)),
             domain=f"the ball of radius {eps:g} around the input" + (", for each token" if per_token else ""),
             confidence=confidence,
         )
 
 
-def _around_origin(attention: Attention, X: Tensor, eps: float, found: Tensor) -> float:
-    """Return what Theorem 1 says of the ball around the origin, where it may be less: far from the centre."""
-    size = float(on_cpu(X).norm(dim=-1).max())
-    if eps < NEAR * size and math.isfinite(float(found[-1])):
-        return math.inf
-    return sharp_upper(attention, n=X.shape[0], radius=(size + eps) * (1 + PRODUCT)).value
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AroundOrigin:
+    """Theorem 1 on balls around the origin, for inputs of one length: asked only where it may say less."""
+
+    attention: Attention
+    known: list[tuple[float, float]] = field(default_factory=list)  # the radii of balls, and their bounds
+
+    def upper(self, X: Tensor, eps: float, found: Tensor) -> float:
+        """Bound the constant on the ball around the origin that holds all balls; infinite if ``found`` is smaller."""
+        size = _longest(X)
+        if eps < NEAR * size and math.isfinite(float(found[-1])):
+            return math.inf
+        radius = (size + eps) * (1 + PRODUCT)
+        # the theorem grows with the radius: what does not help on a smaller ball does not on this one
+        if any(smaller <= radius and bound >= float(found.max()) for smaller, bound in self.known):
+            return math.inf
+        bound = sharp_upper(self.attention, n=X.shape[0], radius=radius).value
+        self.known.append((radius, bound))
+        return bound
+
+
+def _longest(X: Float[Tensor, "n d"]) -> float:
+    """Return the norm of the longest token."""
+    return float(on_cpu(X).norm(dim=-1).max())
 
 
 def token_unit(X: Tensor, unit: Rescaled) -> float:

@@ -29,6 +29,8 @@ from howsmooth.theory.linalg.eigenvalue_bounds import collatz_wielandt, largest_
 
 # So often scales of heads are improved, and they stay in this range: heads that do nothing would have infinite ones.
 ROUNDS, RANGE = 2, 1e8
+# More than the sum of all numbers whose squares are too small for a float, of a million.
+VANISHING = 1e-150
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -314,8 +316,22 @@ def _ratio(a: Float[Tensor, " heads"], b: Float[Tensor, " heads"]) -> Float[Tens
 
 def _weighted_norm(gram: Float[Tensor, "m m"], w: Float[Tensor, "heads n n"]) -> float:
     r"""Bound :math:`\max_j\lambda_{\max}(\sum_{hi}w_{hij}\,g_{hi}g_{hi}^\top)^{1/2}` from the Gram matrix of the g."""
-    roots = w.flatten(0, 1).mT.sqrt()
-    return math.sqrt(max(float(largest_eigenvalues(root[:, None] * gram * root)) for root in roots))
+    w = w.flatten(0, 1)
+    size, most = float(gram.abs().amax()), float(w.amax())
+    if not math.isfinite(size * most) or size * most == 0:
+        return math.inf if size * most != 0 else 0.0
+    # The norms of Frobenius of all of them take one product, and no bound is larger: where one is less than what is
+    # found already, the eigenvalue is not looked at. Numbers whose squares vanish count as VANISHING.
+    unit = w / most
+    frobenius = (((gram / size).square() @ unit) * unit).sum(0).sqrt()
+    at_most = size * most * (1 + TERM) * (frobenius + VANISHING)
+    largest = 0.0
+    for j in at_most.argsort(descending=True).tolist():
+        if float(at_most[j]) < largest:
+            break
+        root = w[:, j].sqrt()
+        largest = max(largest, float(largest_eigenvalues(root[:, None] * gram * root)))
+    return math.sqrt(largest)
 
 
 def _perron_root(G: Float[Tensor, "*rows m m"], root: Float[Tensor, "*rows m c"]) -> Float[Tensor, "*rows c"]:
