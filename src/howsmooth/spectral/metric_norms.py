@@ -374,7 +374,7 @@ def _attained(
     # the size of the perturbation is one but for rounding
     lower = torch.where(sizes > 0, wanted.size(response) / torch.where(sizes > 0, sizes, 1.0), 0.0)
     require_finite_products(lower)
-    room = 1 + MARGIN_UNITS * torch.finfo(op.dtype).eps
+    room, divisor = 1 + MARGIN_UNITS * torch.finfo(op.dtype).eps, torch.where(lower > 0, lower, 1.0).to(op.dtype)
     upper = torch.maximum(upper * room, lower)
     closed = (upper <= lower * (1 + rtol) * room**2).flatten().tolist()
     return NormEstimate(
@@ -382,7 +382,7 @@ def _attained(
         upper=upper.to(op.dtype) * room,
         confidence=1.0,
         direction=E,
-        response=response / torch.where(lower > 0, lower, 1.0)[..., None, None].to(op.dtype),
+        response=response / divisor[..., None, None],
         residual=(upper - lower).to(op.dtype),
         products=products + 1,
         step_counts=tuple(products + 1 for _each in closed),
