@@ -534,6 +534,18 @@ def test_the_largest_row_decides_wherever_it_is(rng):
         assert torch.einsum("iajb,jb->ia", J, E).norm(dim=-1).max() == pytest.approx(3)
 
 
+def test_the_largest_upper_end_of_all_rows_is_returned(rng):
+    class Stubborn(RowSearch):
+        """A search whose second row stays above what is attained."""
+
+        def _largest_eigenvalues(self, some):
+            return torch.tensor([1.0, 50.0, 2.0], dtype=torch.float64)[some], self.Y[some]
+
+    rows = search(torch.randn(3, 2, 3, 2, generator=rng, dtype=torch.float64))
+    upper, _E, _products = Stubborn(rows.rows, rows.op, 1e-3, 0.999, rng).bracket()
+    assert upper == 50
+
+
 def test_products_with_rows_are_counted(rng):
     rows, calls = search(torch.randn(3, 4, 3, 2, generator=rng, dtype=torch.float64), rows=ProductRows), []
 
