@@ -17,9 +17,10 @@ from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.linear_operators import Operator, on_tokens
 from howsmooth.maps.derivative import attention_rows
 from howsmooth.maps.real_tokens import RealTokens
+from howsmooth.spectral.lanczos_upper_bound import least_overlap
 from howsmooth.spectral.metric_norms import bracket_in, isometric
 from howsmooth.spectral.operators import compressed
-from howsmooth.spectral.token_norm import DenseRows, ProductRows
+from howsmooth.spectral.token_norm import ROUNDS, DenseRows, ProductRows, RowSearch, _bidiagonal, _unit, _weights
 
 
 def head(rng, *, n, d, heads=2, k=2, size=1.0, **options):
@@ -43,7 +44,11 @@ def test_rows_in_closed_form_are_those_of_the_dense_derivative(case, rng):
     n, d = X.shape
     J = dense_jacobian(f, X).reshape(n, -1, n, d)
     dense, rows = DenseRows(J), attention_rows(f.jacobian(X))
+    torch.testing.assert_close(torch.stack([block.clone() for block in rows.blocks()]), J.movedim(1, 2))
     some = torch.tensor([4, 1])
+    torch.testing.assert_close(
+        torch.stack([block.clone() for block in rows.take(some).blocks()]), J.movedim(1, 2)[some]
+    )
     Y, w = torch.randn(2, rows.out, dtype=torch.float64), torch.rand(2, n, dtype=torch.float64) + 0.1
     for weights in (None, w):
         moved, sizes = dense.take(some).step(Y, weights)
@@ -109,16 +114,23 @@ def test_a_batch_is_measured_one_by_one(rng):
     found = hs.local_lipschitz(f, X, metric="token")
     alone = torch.stack([hs.local_lipschitz(f, x, metric="token").lower for x in X])
     torch.testing.assert_close(found.lower, alone, rtol=2e-3, atol=0.0)
+    assert (found.upper <= 1.01 * found.lower).all()
 
 
+@pytest.mark.parametrize("products", [2048, 0])
 @pytest.mark.parametrize("metric", ["entries", "sum"])
-def test_row_and_column_sums_are_exact(metric, rng):
-    f, X = head(rng, n=4, d=3)
-    J = dense_jacobian(f, X).abs()
-    truth = J.sum(1).max() if metric == "entries" else J.sum(0).max()
+def test_row_and_column_sums_are_exact(metric, products, rng, monkeypatch):
+    # by products, or where these would be too many, by the blocks of attention
+    monkeypatch.setattr("howsmooth.spectral.metric_norms.BASIS_PRODUCTS", products)
+    f, _X = head(rng, n=4, d=3)
+    X = torch.randn(2, 4, 3, generator=rng, dtype=torch.float64)
+    J = torch.stack([dense_jacobian(f, x) for x in X]).abs()
+    truth = J.sum(2 if metric == "entries" else 1).amax(-1)
     found = hs.local_lipschitz(f, X, metric=metric)
     torch.testing.assert_close(found.lower, truth)
     torch.testing.assert_close(found.upper, truth)
+    assert (found.lower <= truth).all()
+    assert (truth <= found.upper).all()
 
 
 @pytest.mark.parametrize("given", ["entries", "sum", "total"])
@@ -126,7 +138,8 @@ def test_row_and_column_sums_are_exact(metric, rng):
 def test_what_is_climbed_to_comes_near_the_largest_value_where_no_proof_is_affordable(given, wanted, rng, monkeypatch):
     if given == wanted == "total":
         return
-    monkeypatch.setattr("howsmooth.spectral.metric_norms.BASIS_PRODUCTS", 0)
+    for limit in ("BASIS_PRODUCTS", "BLOCK_NUMBERS"):
+        monkeypatch.setattr(f"howsmooth.spectral.metric_norms.{limit}", 0)
     pair = metrics.Metrics(input=metrics.NAMED[given], output=metrics.NAMED[wanted])
     signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * 12).reshape(-1, 3, 4)
     corners = {"entries": signs, "sum": torch.eye(12, dtype=torch.float64).reshape(-1, 3, 4)}
@@ -356,6 +369,7 @@ def test_an_operator_that_is_zero_has_norm_zero_in_every_metric(rng):
     for name in ("total", "token", "entries", "sum"):
         found = hs.local_lipschitz(f, torch.randn(3, 2, generator=rng, dtype=torch.float64), metric=name)
         assert float(found.lower) == float(found.upper) == 0.0
+        assert (found.response == 0).all()
 
 
 @pytest.mark.parametrize("scale", [1e-20, 1e-6, 1e6, 1e20])
@@ -475,3 +489,114 @@ def test_the_dual_of_the_dual_is_the_size(name, rng):
     products = (others * F).sum((-2, -1)) / metric.dual_size(others)
     assert products.max() <= metric.size(F) * (1 + 1e-12)
     torch.testing.assert_close((metric.support(F) * F).sum() / metric.dual_size(metric.support(F)), metric.size(F))
+
+
+def search(J, *, confidence=0.999, rtol=1e-3, rows=DenseRows):
+    m, out, n, d = J.shape
+    op = DenseOperator(J=J, **on_tokens(torch.zeros(n, d, dtype=J.dtype)) | {"codomain": (m, out)})
+    taken = DenseRows(J) if rows is DenseRows else ProductRows(op, torch.arange(m))
+    return RowSearch(taken, op, rtol, confidence, torch.Generator().manual_seed(0))
+
+
+def weighted_roots(J, w):
+    """Return the roots of the largest eigenvalues of all sums of blocks over weights, in float64."""
+    M = torch.einsum("iajb,icjb,ij->iac", J.double(), J.double(), 1 / w.double())
+    return torch.linalg.eigvalsh(M)[:, -1].sqrt()
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.99, 1.1])
+@pytest.mark.parametrize("out", [1, 2, 24, 80])
+def test_eigenvalues_are_below_their_bounds_under_any_weights_however_good_the_goal_is(out, share, rng):
+    J = torch.randn(6, out, 4, 30, generator=rng, dtype=torch.float64)
+    J = J * torch.linspace(0.5, 1, out, dtype=torch.float64)[:, None, None]
+    rows, every = search(J), torch.arange(6)
+    rows.sizes = torch.rand(6, 4, generator=rng, dtype=torch.float64) + 0.01
+    truth = weighted_roots(J, _weights(rows.sizes))
+    rows.values = share * truth  # what was attained decides where the search for bounds may end
+    upper, tops = rows._largest_eigenvalues(every)
+    assert (truth <= upper).all()
+    assert (upper <= 1.7 * truth.max()).all()
+    torch.testing.assert_close(tops.norm(dim=-1), torch.ones(6, dtype=torch.float64))
+
+
+def test_all_rows_share_the_doubt(rng):
+    rows = search(torch.randn(5, 7, 3, 2, generator=rng, dtype=torch.float64), confidence=0.99)
+    assert rows.delta == least_overlap(7, 1 - 0.01 / (5 * ROUNDS))
+
+
+def test_the_largest_row_decides_wherever_it_is(rng):
+    J = torch.zeros(3, 2, 3, 2, dtype=torch.float64)
+    for row, size in enumerate((1.0, 3.0, 2.0)):
+        J[row, :, row] = size * torch.eye(2)
+    for rows in (DenseRows, ProductRows):
+        upper, E, _products = search(J, rows=rows).bracket()
+        assert 3 <= upper <= 3.01
+        assert torch.einsum("iajb,jb->ia", J, E).norm(dim=-1).max() == pytest.approx(3)
+
+
+def test_the_largest_upper_end_of_all_rows_is_returned(rng):
+    class Stubborn(RowSearch):
+        """A search whose second row stays above what is attained."""
+
+        def _largest_eigenvalues(self, some):
+            return torch.tensor([1.0, 50.0, 2.0], dtype=torch.float64)[some], self.Y[some]
+
+    rows = search(torch.randn(3, 2, 3, 2, generator=rng, dtype=torch.float64))
+    upper, _E, _products = Stubborn(rows.rows, rows.op, 1e-3, 0.999, rng).bracket()
+    assert upper == 50
+
+
+def test_products_with_rows_are_counted(rng):
+    rows, calls = search(torch.randn(3, 4, 3, 2, generator=rng, dtype=torch.float64), rows=ProductRows), []
+
+    class Counted(DenseOperator):
+        def _push(self, E):
+            calls.append("jvp")
+            return super()._push(E)
+
+        def _pull(self, G):
+            calls.append("vjp")
+            return super()._pull(G)
+
+    op = Counted(J=rows.op.J, **on_tokens(torch.zeros(3, 2, dtype=torch.float64)) | {"codomain": (3, 4)})
+    rows.op, rows.rows = op, ProductRows(op, torch.arange(3))
+    _upper, _E, products = rows.bracket()
+    assert products == len(calls)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_proven_ends_allow_for_rounding_in_single_precision(seed):
+    rng = torch.Generator().manual_seed(seed)
+    J = torch.randn(40, 6, 5, 4, generator=rng)
+    rows = search(J, confidence=1)
+    rows.sizes = torch.rand(40, 5, generator=rng) + 0.01
+    upper, _tops = rows._all_eigenvalues(torch.arange(40), _weights(rows.sizes))
+    assert (weighted_roots(J, _weights(rows.sizes)) <= upper).all()
+    for each in J.unsqueeze(1):  # maps with one output token
+        X = torch.zeros(5, 4)
+        op = DenseOperator(J=each, **on_tokens(X) | {"codomain": (1, 6)})
+        found = bracket_in(op, metrics.as_metrics("entries"), hs.spectral.spectral_norm, 1e-3, 0.999, rng)
+        truth = each.double().abs().sum((-2, -1)).max()
+        assert found.lower.double() <= truth <= found.upper.double()
+
+
+def test_a_tridiagonal_matrix_is_the_product_of_its_bidiagonal_factors(rng):
+    alphas, betas = (0.1 + np.random.default_rng(0).random((3, 6)) for _each in range(2))
+    diagonal = alphas**2
+    diagonal[:, 1:] += betas[:, :-1] ** 2
+    for found, truth in zip(_bidiagonal(diagonal, alphas * betas), (alphas, betas), strict=True):
+        np.testing.assert_allclose(found, truth)
+    zero, _betas = _bidiagonal(np.zeros((2, 3)), np.zeros((2, 3)))
+    assert (zero > 0).all()
+    assert (_unit(torch.zeros(2, 3)) == 0).all()
+
+
+def test_ratios_to_the_euclidean_norm_are_attained_at_the_longest_and_the_shortest_token(rng):
+    X = torch.diag(torch.tensor([2.0, 0.5, 8.0], dtype=torch.float64))
+    metric = metrics.relative.at(X)
+    low, high = metric.euclidean_ratios((3, 3))
+    assert (low, high) == (8.0, 2.0)
+    for token, ratio in ((1, high), (2, 1 / low)):
+        E = torch.zeros(3, 3, dtype=torch.float64)
+        E[token, 0] = 1.0
+        assert float(metric.size(E)) == ratio

@@ -269,6 +269,7 @@ class AttentionRows:
     r: Float[Tensor, "rows groups shared k n"] | None  # queries as seen by each key, where they differ
     keys: Float[Tensor, "rows heads d"] | None  # what each row sees of all keys, where it is the same
     key_grams: Float[Tensor, "rows_or_1 b b"]  # the products of these with each other, or KKᵀ for every row
+    key_weight: Float[Tensor, "groups k d"]  # the key projections
 
     @property
     def out(self) -> int:
@@ -297,6 +298,26 @@ class AttentionRows:
         """Return the first of the two alone, which costs a seventh less."""
         t, Z, _Z_keys, on_keys = self._pulled(Y)
         return self._pushed(t, Z, on_keys, w)
+
+    def blocks(self) -> Iterator[Float[Tensor, "n out d"]]:
+        """Yield the blocks of every row, in memory that the next row overwrites.
+
+        All of them cost as many multiplications as there are numbers, times twice the heads.
+        """
+        (heads, v), n, d = (self.c.shape[1], self.c.shape[-1]), self.P.shape[-1], self.key_weight.shape[-1]
+        W = (torch.eye(heads * v).to(self.c) if self.output is None else self.output).unflatten(-1, (heads, v))
+        WV = torch.einsum("ohv,hvd->hod", W, self.values[..., :d]).flatten(1)
+        J = WV.new_empty(n, len(W), d)
+        for row, (P, c, C) in enumerate(zip(self.P, self.c, self.C, strict=True)):
+            torch.mm(P[:-1].mT, WV, out=J.view(n, -1))
+            Wc = torch.einsum("ohv,hjv->joh", W, c)
+            if self.keys is not None:
+                J.view(-1, d).addmm_(Wc.flatten(0, 1), self.keys[row])
+            else:
+                assert self.r is not None
+                J.baddbmm_(Wc, torch.einsum("gskn,gkd->ngsd", self.r[row], self.key_weight).flatten(1, 2))
+            J[int(P[-1].argmax())] += W.flatten(1) @ (C @ self.queries[:, :d].unflatten(0, (heads, -1))).flatten(0, 1)
+            yield J
 
     def _pulled(self, Y: Float[Tensor, "rows out"]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         r"""Return t and Z with :math:`J_{ij}^\top y = P_{ij}Z + t_{ij}K`, and the products of Z and of these with K."""
@@ -383,6 +404,7 @@ def attention_rows(J: AttentionJacobian) -> AttentionRows | None:
         r=r,
         keys=keys,
         key_grams=grams,
+        key_weight=K.unflatten(0, (layout.groups, -1)),
     )
 
 

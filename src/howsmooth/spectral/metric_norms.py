@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from howsmooth.linear_operators import LinearOperator, Operator, fields_of, take
-from howsmooth.metrics import Euclidean, LargestToken, Metric, Metrics, total
+from howsmooth.metrics import Euclidean, LargestEntry, LargestToken, Metric, Metrics, SumOfEntries, total
 from howsmooth.spectral.estimates import NormEstimate, Status
 from howsmooth.spectral.operators import Separable, basis_vector, compressed, require_finite_products
 from howsmooth.spectral.token_norm import BASIS_PRODUCTS, MARGIN_UNITS, RowSearch, no_proof, rows_of
@@ -25,6 +25,16 @@ from howsmooth.spectral.token_norm import BASIS_PRODUCTS, MARGIN_UNITS, RowSearc
 STARTS, STEPS = 3, 100
 # Looks at blocks of coordinates, and a promise that is no more than what was seen there, up to this share.
 LOOKS, STILL = 32, 1e-4
+# All entries of a derivative are computed where a closed form gives them and they are not more: a second or two.
+BLOCK_NUMBERS = 2**30
+
+
+@runtime_checkable
+class HasBlocks(Protocol):
+    """An operator that knows the blocks of its rows in closed form."""
+
+    def token_rows(self) -> Any | None:
+        """Return rows that yield their ``blocks()``; none where there is no closed form."""
 
 
 @runtime_checkable
@@ -98,10 +108,14 @@ def bracket_in(
         return _by_rows(op, given, wanted)
     if given.ball_of_basis and math.prod(op.domain) <= BASIS_PRODUCTS:
         return _by_columns(op, given, wanted)
+    singles = list(_singles(op))
     if isinstance(given, LargestToken) and isinstance(wanted, LargestToken):
-        singles = list(_singles(op))
         if all(math.prod(single.batch) == 1 for single in singles):
             return _by_weights(op, singles, given, rtol, confidence, generator)
+    elif wanted.dual_ball_of_basis or (isinstance(given, SumOfEntries) and isinstance(wanted, SumOfEntries)):
+        rows = [single.token_rows() for single in singles if isinstance(single, HasBlocks)]
+        if math.prod((*op.codomain, *op.domain)) <= BLOCK_NUMBERS and len(singles) == len(rows) and all(rows):
+            return _by_blocks(op, rows, given, wanted)
     if confidence == 1:
         raise no_proof()
     return _compared(op, given, wanted, euclidean, generator)
@@ -155,6 +169,29 @@ def _by_columns(op: LinearOperator, given: Metric, wanted: Metric) -> NormEstima
     corners = (basis_vector(op, op.domain, place) for place in range(count))
     E, best = _best(op, ((corner, wanted.size(op.jvp(corner))) for corner in corners))
     return _attained(op, E, best, given, wanted, products=count)
+
+
+def _by_blocks(op: LinearOperator, rows: list[Any], given: Metric, wanted: Metric) -> NormEstimate:
+    """Compute all entries of the derivative, row by row, and maximise as with one product for each of them."""
+    Es, values = [], []
+    for each in rows:
+        if wanted.dual_ball_of_basis:
+            E, value = torch.zeros(op.domain, dtype=op.dtype, device=op.device), -1.0
+            for J in each.blocks():
+                # double precision over tokens alone: with every entry converted, this takes three times as long
+                one = isinstance(given, LargestEntry)
+                sizes = J.norm(1, dim=-1).double().sum(0) if one else given.dual_size(J.transpose(0, 1))
+                if not float(sizes.max()) <= value:  # NaN is kept, and refused where the result is attained
+                    value, E = float(sizes.max()), given.steepest(J[:, sizes.argmax()])
+        else:
+            total_sizes = torch.stack([J.norm(1, dim=1).double() for J in each.blocks()]).sum(0)
+            value, E = float(total_sizes.max()), given.steepest(total_sizes).to(op.dtype)
+        Es.append(E)
+        values.append(value)
+    # the entries are sums over heads and coordinates; that they cancel is counted with the rounding of products
+    room = 1 + MARGIN_UNITS * op.codomain[-1] * torch.finfo(op.dtype).eps
+    upper = torch.tensor(values, dtype=torch.float64, device=op.device).reshape(op.batch) * room
+    return _attained(op, torch.stack(Es).reshape(*op.batch, *op.domain), upper, given, wanted, products=0, rtol=1e-3)
 
 
 def _best(op: LinearOperator, candidates: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -337,7 +374,7 @@ def _attained(
     # the size of the perturbation is one but for rounding
     lower = torch.where(sizes > 0, wanted.size(response) / torch.where(sizes > 0, sizes, 1.0), 0.0)
     require_finite_products(lower)
-    room = 1 + MARGIN_UNITS * torch.finfo(op.dtype).eps
+    room, divisor = 1 + MARGIN_UNITS * torch.finfo(op.dtype).eps, torch.where(lower > 0, lower, 1.0).to(op.dtype)
     upper = torch.maximum(upper * room, lower)
     closed = (upper <= lower * (1 + rtol) * room**2).flatten().tolist()
     return NormEstimate(
@@ -345,7 +382,7 @@ def _attained(
         upper=upper.to(op.dtype) * room,
         confidence=1.0,
         direction=E,
-        response=response / torch.where(lower > 0, lower, 1.0)[..., None, None].to(op.dtype),
+        response=response / divisor[..., None, None],
         residual=(upper - lower).to(op.dtype),
         products=products + 1,
         step_counts=tuple(products + 1 for _each in closed),
