@@ -90,6 +90,8 @@ def test_classifiers_tell_of_labels_and_encoders_of_their_embeddings(howsmooth, 
     assert done.code == 0, done.err
     said = " ".join(done.out.split())
     assert "nats an input" in said
+    # the classifier is in no layer
+    assert '"none"' in (tmp_path / "labels" / "report.html").read_text(encoding="utf-8")
     assert "Margins go from" in said
     assert "of 2 labels" in said
     assert "tokens that suffer" not in said

@@ -256,7 +256,7 @@ class BudgetSummary:
     @property
     def sentence(self) -> str:
         """What everything costs, where half of it sits, what it leaves to keep these, and which tokens suffer."""
-        return " ".join(filter(None, (self._everywhere, self._outputs)))
+        return f"{self._everywhere} {self._outputs}" if self.measured else self._everywhere
 
     @property
     def _everywhere(self) -> str:
@@ -271,6 +271,8 @@ class BudgetSummary:
             f"({number(whole.low)} to {number(whole.high)}; run truly {number(self.measured)}); one by one, half of "
             f"the cost sits in {len(worst)} of {len(every)} {self.noun}"
         )
+        if whole.kl == 0:
+            return f"{self.budget.model}: {self.scheme} everywhere changes nothing."
         if len(worst) == len(every):
             return f"{said}."
         kept, finer = {each.name for each in worst}, self._finer
