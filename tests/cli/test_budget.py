@@ -41,7 +41,7 @@ def test_a_budget_is_told_kept_drawn_and_its_recipes_are_written(decoder, beginn
     assert "int3 everywhere costs" in said
     assert "one by one, half of the cost sits in" in said
     assert said.index("recipes of this size by rules of thumb: uniform ") < said.index("int3 everywhere costs")
-    assert "run truly" in said
+    assert "over windows; run truly" in said
     assert "The most likely token changes at" in said
     assert "tokens that suffer most" in said
     assert "measured on held-out text" in said

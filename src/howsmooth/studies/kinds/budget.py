@@ -266,10 +266,11 @@ class BudgetSummary:
 
         whole, worst = self.budget.together(scheme=self.scheme), half_of_cost(self.effects)
         every = self.budget.names(self.scheme)
+        spread = "" if whole.window_error is None else f", ± {number(whole.window_error)} over windows"
         said = (
             f"{self.budget.model}: {self.scheme} everywhere costs {number(whole.kl)} {self.budget.cost} "
-            f"({number(whole.low)} to {number(whole.high)}; run truly {number(self.measured)}); one by one, half of "
-            f"the cost sits in {len(worst)} of {len(every)} {self.noun}"
+            f"({number(whole.low)} to {number(whole.high)}{spread}; run truly {number(self.measured)}); one by one, "
+            f"half of the cost sits in {len(worst)} of {len(every)} {self.noun}"
         )
         if whole.kl == 0:
             return f"{self.budget.model}: {self.scheme} everywhere changes nothing."
