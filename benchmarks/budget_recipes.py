@@ -95,13 +95,15 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=64, help="tokens of a window")
     parser.add_argument("--passes", type=int, default=12, help="backward passes at each window, and as many fresh ones")
     parser.add_argument("--texts", default="0,1,2", help="which of the three texts")
+    parser.add_argument("--sizes", default=",".join(map(str, BITS)), help="mean bits of the recipes, scales included")
     parser.add_argument("--keep", type=Path, help="a folder of what was run, to go on from there")
     given = parser.parse_args()
     small = given.quick
     torch.set_num_threads(1)
     model = hs.load("reviews" if small else "smollm2")
     windows, length, passes = (2, 8, 4) if small else (given.windows, given.length, given.passes)
-    schemes, sizes = (SCHEMES[1:3], BITS[1:2]) if small else (SCHEMES, BITS)
+    schemes, sizes = SCHEMES[1:3] if small else SCHEMES, [float(bits) for bits in given.sizes.split(",")]
+    sizes = list(BITS[1:2]) if small else sizes
     rounding = [remembered(scheme(label)) for label in schemes]
     start = time.process_time()
     beaten, covered, ratios = [], [], []

@@ -262,6 +262,9 @@ def test_recipes_are_written_as_other_tools_read_them(llama, windows):
         hits = [s for s, found_patterns in patterns.items() for p in found_patterns if matches(p, name)]
         assert hits == [scheme]
     assert any(matches(pattern, "model.layers.1.mlp.down_proj.weight") for pattern in modifier["ignore"][1:])
+    half = dataclasses.replace(found, schemes=dict.fromkeys(found.schemes, "bf16"))
+    assert export(half, "llm-compressor").count('"re:') == len(found.schemes)
+    assert "group_0" not in export(half, "llm-compressor")
     assert "--tensor-type blk.1.ffn_down=f16\n" in export(found, "gguf")
     assert export(found, "gguf").count("--tensor-type blk.") == 14
     skipped = json.loads(export(found, "transformers"))

@@ -41,7 +41,7 @@ def test_a_budget_is_told_kept_drawn_and_its_recipes_are_written(decoder, beginn
     assert "int3 everywhere costs" in said
     assert "one by one, half of the cost sits in" in said
     assert said.index("recipes of this size by rules of thumb: uniform ") < said.index("int3 everywhere costs")
-    assert "run truly" in said
+    assert "over windows; run truly" in said
     assert "The most likely token changes at" in said
     assert "tokens that suffer most" in said
     assert "measured on held-out text" in said
@@ -90,6 +90,8 @@ def test_classifiers_tell_of_labels_and_encoders_of_their_embeddings(howsmooth, 
     assert done.code == 0, done.err
     said = " ".join(done.out.split())
     assert "nats an input" in said
+    # the classifier is in no layer
+    assert '"none"' in (tmp_path / "labels" / "report.html").read_text(encoding="utf-8")
     assert "Margins go from" in said
     assert "of 2 labels" in said
     assert "tokens that suffer" not in said

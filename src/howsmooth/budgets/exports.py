@@ -29,6 +29,8 @@ GGUF_TYPES = {
     **{"int2": "q2_k", "int3": "q3_k", "int4": "q4_0", "int5": "q5_0", "int6": "q6_k", "int7": "q8_0", "int8": "q8_0"},
     **{"nf4": "iq4_nl", "fp8": "q8_0", "e4m3": "q8_0", "e5m2": "q8_0"},
 }
+# What llm-compressor leaves alone.
+UNQUANTISED = (KEEP, "bf16", "fp16")
 # Options of llama-quantize and of vLLM.
 TENSOR_TYPE, SKIP_LAYERS = "--tensor-type", "--kv-cache-dtype-skip-layers"
 PLACE = re.compile(r"^(?:.*\.)?(?:layers|h)\.(\d+)\.(.*?)(?:\.weight)?$")
@@ -37,9 +39,9 @@ PLACE = re.compile(r"^(?:.*\.)?(?:layers|h)\.(\d+)\.(.*?)(?:\.weight)?$")
 def llm_compressor(recipe: Recipe) -> str:
     """Return a recipe of llm-compressor, YAML: targets by scheme, and what is ignored."""
     lines = ["quant_stage:", "  quant_modifiers:", "    QuantizationModifier:", "      ignore:", '        - "lm_head"']
-    lines += [f"        - {_pattern(name)}" for name, scheme in recipe.schemes.items() if scheme == KEEP]
+    lines += [f"        - {_pattern(name)}" for name, scheme in recipe.schemes.items() if scheme in UNQUANTISED]
     lines.append("      config_groups:")
-    for i, scheme in enumerate(dict.fromkeys(recipe.rounded.values())):
+    for i, scheme in enumerate(dict.fromkeys(s for s in recipe.schemes.values() if s not in UNQUANTISED)):
         arguments = ", ".join(f"{key}: {_yaml(value)}" for key, value in _weights(scheme).items())
         lines += [f"        group_{i}:", f"          weights: {{{arguments}}}", "          targets:"]
         lines += [f"            - {_pattern(name)}" for name, used in recipe.rounded.items() if used == scheme]

@@ -213,6 +213,7 @@ def test_a_damaged_gguf_file_is_refused_in_one_sentence(harm, gguf_file, tmp_pat
     whole = hs.load(str(path))
     assert whole.tokenizer.encode("ab") == [28]
     assert whole.notes[0] == "the weights of the GGUF file are dequantised"
+    assert not isinstance(whole.ends.language_head, str)
     harmed = {"cut in its header": gguf_file[: end // 2], "cut in its tensors": gguf_file[:-2000], "no bytes": b""}
     path.write_bytes(harmed.get(harm, b"GGML" + gguf_file[4:]))
     assert "holds no model, or is damaged" in refusal(hs.load, str(path), seconds=60)

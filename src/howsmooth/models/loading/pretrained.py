@@ -245,7 +245,9 @@ def _configuration(source: str, options: dict[str, Any], name: str, family: str)
     if "gguf_file" in options:
         if family:
             raise UnsupportedModelError("a GGUF file says itself of which family it is; leave it out.", field="family")
-        return AutoConfig.from_pretrained(source, **options)
+        config = AutoConfig.from_pretrained(source, **options)
+        config.architectures = config.architectures or ["ForCausalLM"]  # the file has a head unless it is tied
+        return config
     folder = Path(source)
     found = folder / "config.json" if folder.is_dir() else cached_file(source, "config.json", **options)
     check_config_file(Path(str(found)), name, family=family, known=CONFIG_MAPPING)

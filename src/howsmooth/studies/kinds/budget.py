@@ -256,7 +256,7 @@ class BudgetSummary:
     @property
     def sentence(self) -> str:
         """What everything costs, where half of it sits, what it leaves to keep these, and which tokens suffer."""
-        return " ".join(filter(None, (self._everywhere, self._outputs)))
+        return f"{self._everywhere} {self._outputs}" if self.measured else self._everywhere
 
     @property
     def _everywhere(self) -> str:
@@ -266,11 +266,14 @@ class BudgetSummary:
 
         whole, worst = self.budget.together(scheme=self.scheme), half_of_cost(self.effects)
         every = self.budget.names(self.scheme)
+        spread = "" if whole.window_error is None else f", ± {number(whole.window_error)} over windows"
         said = (
             f"{self.budget.model}: {self.scheme} everywhere costs {number(whole.kl)} {self.budget.cost} "
-            f"({number(whole.low)} to {number(whole.high)}; run truly {number(self.measured)}); one by one, half of "
-            f"the cost sits in {len(worst)} of {len(every)} {self.noun}"
+            f"({number(whole.low)} to {number(whole.high)}{spread}; run truly {number(self.measured)}); one by one, "
+            f"half of the cost sits in {len(worst)} of {len(every)} {self.noun}"
         )
+        if whole.kl == 0:
+            return f"{self.budget.model}: {self.scheme} everywhere changes nothing."
         if len(worst) == len(every):
             return f"{said}."
         kept, finer = {each.name for each in worst}, self._finer
