@@ -38,6 +38,8 @@ def main() -> None:
         for text, label in held_out
         if len(words(text)) + 2 in TOKENS and sum(word in known for word in words(text)) > len(words(text)) / 2
     ]
+    if len(short) < given.count:
+        print(f"only {len(short)} of the held-out sentences are that short", file=sys.stderr)
     for text, label in short[: given.count]:
         print(json.dumps({"text": text, "label": ("bad", "good")[label]}))
 

@@ -213,6 +213,52 @@ def test_the_partition_function_grows_by_no_more_than_its_form(rng, eps):
         assert bool((stage.share >= 1 - 1 / Z).all())
 
 
+@pytest.mark.parametrize(("before", "eps"), [(0, 1e-6), (1, 1e-6), (1, 0.02)])
+def test_the_partition_function_is_bounded_by_a_form_and_what_is_beyond_it(rng, before, eps):
+    _attention, stage, _model, model = expanded(rng, before=before, eps=eps)
+    alpha = stage.alpha1 + stage.alpha2
+    found = stage._partition_function(model, alpha, torch.expm1(alpha) - alpha)
+    assert bool((stage.alpha2 > 0).all()) or not before
+    for h, i in itertools.product(*map(range, stage.P.shape[:2])):
+        P, db = stage.P[h, i], stage.db[h, i]
+        form = torch.einsum("j,jr,js->rs", P, db, db)
+        first = math.sqrt(float(model.symbols.quadratic_range(form[None])[1]))
+        beyond = math.sqrt(float(P @ stage.alpha2[h, i].square()))
+        # of small changes a quotient of rounding errors is no slope: e₂(a)/a² ≤ ½e^a
+        slopes = [(math.expm1(a) - a) / a**2 if a > 1e-3 else 0.5 + math.expm1(a) for a in alpha[h, i].tolist()]
+        assert float(found[h, i]) == pytest.approx(max(slopes) * (first + beyond) ** 2, rel=1e-9, abs=0)
+
+
+def test_ranges_of_whole_functions_are_widened_and_never_above_the_sums(rng, monkeypatch):
+    monkeypatch.setattr("howsmooth.verification.attention_expansion.RANGE_SHARE", 0.01)
+    _attention, stage, model, _entering = expanded(rng, before=1)
+    functional = gaussian(rng, 1, *model.centre.shape)
+    on_heads = torch.einsum("fno,hov->fhnv", functional, stage.heads.output)
+    weights = stage.P * gaussian(rng, *stage.P.shape)
+    h, n, _n = stage.P.shape
+    shapes = ((1, h, n, n), (1, h, n), (1, h, n))
+    large, none = ([torch.full(shape, size).double() for shape in shapes] for size in (1e3, 0.0))
+    found = stage._closer_ranges(on_heads, weights[None], model.symbols, tuple(large))
+    exact = [torch.zeros(shape).double() for shape in shapes]
+    for head, i in itertools.product(range(h), range(n)):
+        changes = torch.einsum("v,jvr->jr", on_heads[0, head, i], stage.dv[head])
+        P = stage.P[head, i]
+        functions = (changes, weights[head, i] @ stage.db[head, i], P @ changes)
+        for part, function in zip(exact, functions, strict=True):
+            part[0, head, i] = model.symbols.coefficients(function).abs().sum(-1)
+    for one, other in zip(found, exact, strict=True):
+        assert_close(one, 1.01 * other + 0.01 * 1e3)
+    for one in stage._closer_ranges(on_heads, weights[None], model.symbols, tuple(none)):
+        assert not one.any()
+
+
+def test_positions_that_turn_scores_are_refused(rng):
+    parts = {name: gaussian(rng, 2, 2, 4) for name in ("query", "key", "value")}
+    Heads.of(hs.Attention(**parts))
+    with pytest.raises(hs.errors.AssumptionError, match="plain softmax attention; this one has rotary"):
+        Heads.of(hs.Attention(**parts, positions=hs.maps.Positions(rotary=hs.maps.Rotary())))
+
+
 @pytest.mark.parametrize("forms", [False, True])
 def test_changes_beyond_floats_leave_an_infinite_remainder(rng, forms):
     _attention, stage, model, entering = expanded(rng)

@@ -88,6 +88,28 @@ def test_splitting_decides_on_both_sides_of_the_least_value(seed):
     assert below.lower <= 0
 
 
+def test_the_leaves_of_what_is_positive_are_all_pieces_with_a_positive_bound(rng):
+    units, objective = problem(rng)
+    size = float(objective.pixels.abs().sum() + objective.units.abs().sum())
+    whole = split(units, shifted(objective, 2 * size), time.monotonic() + 60)
+    assert whole.positive
+    assert whole.nodes == len(whole.leaves) == 1
+    assert not whole.leaves[0][2].any()  # no unit is split
+    parts = split(units, shifted(objective, -least(units, objective) + 0.01 * size), time.monotonic() + 60)
+    assert parts.positive
+    # of the signs of all units every choice is on the sides of exactly one leaf
+    signs = torch.tensor(list(itertools.product((1.0, -1.0), repeat=len(units.centre)))).double()
+    held = [((side == 0) | (side == signs)).all(1) for _alpha, _beta, side in parts.leaves]
+    assert (torch.stack(held).sum(0) == 1).all()
+    for alpha, beta, side in parts.leaves:
+        lower, _pixels, _units = _bound(
+            units,
+            shifted(objective, -least(units, objective) + 0.01 * size),
+            _Nodes(alpha[None], beta[None], side[None]),
+        )
+        assert lower.item() > 0
+
+
 def test_a_part_that_is_not_linear_is_taken_off(rng):
     units, objective = problem(rng)
     exact = least(units, objective)

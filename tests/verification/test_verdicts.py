@@ -1,5 +1,7 @@
 """Verdicts: known answers, counterexamples that are replayed, refusals."""
 
+import math
+
 import pytest
 import torch
 from verification.small_networks import gaussian, network, outputs
@@ -65,6 +67,50 @@ def test_a_planted_counterexample_just_inside_is_found_and_just_outside_the_box_
     eps = (1 / 6) * (1 + (1e-4 if inside else -1e-4))
     wanted = Property.robust(torch.zeros(6).double(), eps=eps, label=0, classes=2)
     assert verify(f, wanted, timeout=20).status == ("falsified" if inside else "proven")
+
+
+def sigmoid_attention(scale, threshold):
+    r"""Two tokens, (0, 0) and (x, 1): the first one sees the value 1 with the weight σ(sx), which must stay below."""
+    one = torch.ones(1, 1).double()
+    attention = hs.Attention(
+        query=0 * one.expand(1, 1, 2),
+        query_bias=one,
+        key=torch.tensor([[[1.0, 0.0]]]).double(),
+        value=torch.tensor([[[0.0, 1.0]]]).double(),
+        output=one[None],
+        scale=scale,
+    )
+    readout = hs.maps.Dense(torch.tensor([[0.0], [1.0]]).double(), torch.tensor([threshold, 0.0]).double())
+    return attention, (hs.maps.Pooling.first(n=2, like=one), readout)
+
+
+@pytest.mark.parametrize("scale", [1.0, -3.0])
+@pytest.mark.parametrize("change", [0.01, 0.1])
+def test_one_weight_of_an_attention_is_a_logistic_function_whose_threshold_is_known(scale, change):
+    nearest = change / abs(scale)
+    attention, behind = sigmoid_attention(scale, 1 / (1 + math.exp(-change)))
+    embedding = Affine(
+        weight=torch.tensor([[0.0, 0.0], [1.0, 0.0]]).double()[:, :, None, None],
+        bias=torch.tensor([[0.0, 0.0], [0.0, 1.0]]).double(),
+    )
+    f = hs.maps.Chain(embedding, attention, *behind)
+    for eps, expected in ((0.98 * nearest, "proven"), (1.0001 * nearest, "falsified")):
+        assert verify(f, Property.robust(torch.zeros(1).double(), eps=eps, label=0, classes=2)).status == expected
+
+
+@pytest.mark.parametrize("n", [2, 5])
+def test_attention_that_sees_all_tokens_alike_is_a_mean_with_a_known_radius(n, rng):
+    d = 3
+    zero, direction = torch.zeros(1, 2, d).double(), gaussian(rng, d)
+    attention = hs.Attention(query=zero, key=gaussian(rng, 1, 2, d), value=torch.eye(d).double()[None])
+    X = gaussian(rng, n, d)
+    margin = direction @ X.mean(0)
+    direction = direction * margin.sign()
+    readout = hs.maps.Dense(torch.stack((direction, 0 * direction)))
+    f = hs.maps.Chain(attention, hs.maps.Pooling.first(n=n, like=X), readout)
+    radius = float(margin.abs() / direction.abs().sum())  # every coordinate of every token moves by as much
+    for share, expected in ((1 - 1e-6, "proven"), (1 + 1e-6, "falsified")):
+        assert verify(f, Property.robust(X, eps=share * radius, label=0, classes=2)).status == expected
 
 
 def _scaled(f, size):

@@ -166,7 +166,7 @@ class AttentionExpansion(ExpandedStage):
         spread = squares.view(h, n).sqrt() + beyond.sqrt()
         return steepest * spread.square()
 
-    def pull_back(self, functionals: Float[Tensor, "f n d"], forms: Forms) -> Float[Tensor, "f n d"]:
+    def pull_back(self, functionals: Float[Tensor, "f n out"], forms: Forms) -> Float[Tensor, "f n d"]:
         """Pull linear functions of the tokens behind back to those before; add second orders and remainders."""
         on_heads = torch.einsum("fno,hov->fhnv", functionals, self.heads.output)
         centred = torch.einsum("fhiv,hjv->fhij", on_heads, self.v)
