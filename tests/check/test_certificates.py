@@ -27,7 +27,7 @@ from howsmooth.check.certificates import (
 from howsmooth.check.float32 import rounding_errors
 from howsmooth.check.outcomes import Refuted
 from howsmooth.errors import AssumptionError
-from howsmooth.maps import MLP, Attention, Chain, LayerNorm, Pooling, Residual
+from howsmooth.maps import MLP, Attention, Chain, LayerNorm, Pooling, Residual, RMSNorm
 from howsmooth.proof_files import steps_of
 
 N, D = 3, 4
@@ -103,13 +103,16 @@ def test_a_word_of_the_reviews(tmp_path):
     assert outcome.status == "checked"
 
 
-def sizes_of(stage, columns, eps, order):
-    """Bounds on the images of some columns, and on a thousandth of them that is not known in its direction."""
-    words = stage.images(ball(columns.numpy()))
+def sizes_of(stage, columns, eps, order, later=None):
+    """Bounds on the images of some columns, and of others that come later: if not given, a thousandth of the same."""
+    r, words = len(columns), stage.images(ball(columns.numpy()))
     first = {name: norms_upper(x.moved(0, -2)) * eps for name, x in words.items()}
     rest = {name: 1e-3 * x if order == 2 else 0 * x for name, x in first.items()}
+    if later is not None:
+        images = stage.images(ball(later.numpy()))
+        rest = {name: norms_upper(x.moved(0, -2)) for name, x in images.items()}
     if order == 2 and isinstance(stage, AttentionRemainder):
-        nothing = {name: ball(np.zeros((6, *x.shape[1:]))) for name, x in words.items()}
+        nothing = {name: ball(np.zeros((r * (r + 1) // 2, *x.shape[1:]))) for name, x in words.items()}
         forms = stage.with_products(nothing, words)
         rest = {name: x + quadratic_norms(forms[name]) * eps**2 for name, x in rest.items()}
     whole = {name: (x + rest[name]) * (1 + 1e-12) for name, x in first.items()}
@@ -148,6 +151,99 @@ def test_remainders_are_never_exceeded(place, order):
                 reach += float(along @ bounds[begun : begun + len(group)])
                 begun += len(group)
             assert np.abs(np.tensordot(remainder, test, 2)).max() <= reach * (1 + 1e-9)
+
+
+def found_and_bound(f, X, column, later, order):
+    """The longest remainder at every token and what bounds it: one column of radius one, and one that comes later."""
+    step = steps_of(f)[0]
+    stage = STAGES[step.kind](step, ball(X.numpy()))
+    sizes = sizes_of(stage, column[None], 1.0, order, later[None])
+    bounds = stage.remainders(sizes)
+    grid = torch.linspace(-1, 1, 11, dtype=torch.float64)
+    first, H = stage.leaving(sizes.words).mid[0], stage.second_order(sizes.words).mid[0]
+    behind = stage.leaving(stage.images(ball(later[None].numpy()))).mid[0]
+    longest = np.zeros(len(X))
+    for e in grid.tolist():
+        for xi in grid.tolist():
+            found = (f(X + e * column + xi * later) - f(X)).numpy() - e * first - xi * behind
+            longest = np.maximum(longest, np.linalg.norm(found - (e * e * H if order == 2 else 0), axis=-1))
+    return longest, bounds
+
+
+# Tokens are two coordinates that values read, and two that scores read: which of them move, and by what order it shows.
+PARTS = {
+    "products": ([0, 0, 1, 1], [0, 0, 0, 0], 1, {"scores": 0.0}),
+    "products later": ([0, 0, 1, 1], [0, 0, 1, 1], 2, {"scores": 0.0}),
+    "squares": ([0, 0, 1, 1], [0, 0, 1, 1], 2, {}),
+    "scores and values": ([0, 0, 1, 1], [1, 1, 0, 0], 2, {}),
+    "values that are equal": ([1, 1, 1, 1], [0, 0, 0, 0], 2, {"values": 0.0}),
+    "values at first order": ([1, 1, 1, 1], [0, 0, 0, 0], 1, {"values": 0.0}),
+    "cubes": ([0, 0, 1, 1], [0, 0, 0, 0], 2, {}),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_every_term_of_attention_is_needed_somewhere(name):
+    moving, later, order, scales = PARTS[name]
+    rng, largest = torch.Generator().manual_seed(0), 0.0
+    for _ in range(5):
+
+        def drawn(*shape):
+            return torch.randn(shape, generator=rng, dtype=torch.float64)
+
+        zeros = torch.zeros(1, 2, 2, dtype=torch.float64)
+        query, key = (torch.cat((zeros, drawn(1, 2, 2)), -1) for _ in range(2))
+        value, output = torch.cat((drawn(1, 2, 2), zeros), -1), torch.eye(4, dtype=torch.float64)[None, :, :2]
+        f = Attention(query=query, key=key, value=value, output=output)
+        sizes = torch.tensor([scales.get("values", 1.0)] * 2 + [scales.get("scores", 1.0)] * 2)
+        X, one, other = drawn(N, 4) * sizes, torch.zeros(N, 4, dtype=torch.float64), torch.zeros(N, 4).double()
+        direction = drawn(4)
+        one[1], other[1] = 0.1 * direction * torch.tensor(moving), 0.1 * direction * torch.tensor(later)
+        found, bounds = found_and_bound(f, X, one, other, order)
+        assert (found <= bounds * (1 + 1e-9) + 1e-15).all()
+        largest = max(largest, float((found / (bounds + 1e-12)).max()))
+    assert largest > 0.9  # hardly anything could be left out
+
+
+@pytest.mark.parametrize("activation", ["gelu", "tanh"])
+@pytest.mark.parametrize("order", [1, 2])
+def test_one_unit_is_bounded_closely(activation, order):
+    rng, largest = np.random.default_rng(0), 0.0
+    one = torch.ones(1, 1, dtype=torch.float64)
+    for y in rng.uniform(-3, 3, 20):
+        f = MLP(up=one, down=one, activation=activation)
+        found, bounds = found_and_bound(f, float(y) * one, 0.2 * one, 0.1 * one, order)
+        assert (found <= bounds * (1 + 1e-9)).all()
+        largest = max(largest, float((found / bounds).max()))
+    assert largest > 0.9
+
+
+@pytest.mark.parametrize("word", ["along", "across", "twice"])
+def test_the_second_order_of_a_norm_is_bounded_closely(word):
+    # the word moves along the token, what comes later across it; the other way round; or both across
+    rng = torch.Generator().manual_seed(0)
+    f = RMSNorm(gain=torch.ones(D, dtype=torch.float64), eps=1e-9)
+    X, across = (torch.randn(1, D, generator=rng, dtype=torch.float64) for _ in range(2))
+    across = across - X * (across * X).sum() / X.square().sum()
+    across = across * X.norm() / across.norm()
+    first, later = {"along": (X, across), "across": (across, X), "twice": (across, across)}[word]
+    step = steps_of(f)[0]
+    c = X.numpy() / np.linalg.norm(X.numpy()) * 2
+    for one, other in ((0.1, 0.05), (0.02, 0.02), (0.2, 0.01)):
+        stage = STAGES["norm"](step, ball(X.numpy()))
+        sizes = sizes_of(stage, one * first[None], 1.0, 2, other * later[None])
+        bound_along, bound_across = stage.remainders(sizes)
+        longest = np.zeros(2)
+        H = stage.second_order(sizes.words).mid[0]
+        linear = [stage.leaving(stage.images(ball(x[None].numpy()))).mid[0] for x in (one * first, other * later)]
+        for e in np.linspace(-1, 1, 11):
+            for xi in np.linspace(-1, 1, 11):
+                left = (f(X + e * one * first + xi * other * later) - f(X)).numpy() - e * linear[0] - xi * linear[1]
+                left = (left - e * e * H)[0]
+                part = float(left @ c[0]) / 4
+                longest = np.maximum(longest, [abs(part), np.linalg.norm(left - part * c[0]) / 2])
+        assert (longest <= np.array([bound_along, bound_across]) * (1 + 1e-9)).all()
+        assert (longest > 0.8 * np.array([bound_along, bound_across])).all()
 
 
 def test_predictions_do_not_change_inside_a_checked_ball():

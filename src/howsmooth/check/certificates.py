@@ -15,13 +15,12 @@ import numpy as np
 from flint import arb
 
 from howsmooth.check.attention import AttentionAt, side_by_side
-from howsmooth.check.balls import BallArray, ball, concatenated, contracted, length, norms_upper, up
+from howsmooth.check.balls import UNIT, BallArray, ball, concatenated, contracted, length, norms_upper, up
 from howsmooth.check.float32 import rounding_errors
 from howsmooth.check.outcomes import CannotCheck, Refuted, listed, number, numbers
 
 Array = Any  # arrays of numpy, and its scalars
 Images = dict[str, BallArray]  # vectors in the last axis, columns in the first ones
-EPS = 2.0**-52
 
 
 def triangle(r: int) -> tuple[Array, Array, Array]:
@@ -119,7 +118,7 @@ class NormRemainder:
         u, w = up(u1 + u2), up(w1 + w2)
         small = u < 1
         u = np.where(small, u, 0)
-        low = (1 - u) * (1 - 4 * EPS)
+        low = (1 - u) * (1 - 8 * UNIT)
         slope, longest = up(w / low), np.sqrt((1 + u) ** 2 + w**2)
         shortest = np.sqrt(1 + slope**2)
         # both differences without cancellation: 1 - 1/ρ = (ρ² - 1)/(ρ(ρ + 1))
