@@ -115,7 +115,7 @@ def lessons(found: Sequence[Entry]) -> list[str]:
     encoders = [entry for entry in found if entry.family == "receptors"]
     twins = [entry for entry in encoders if entry.kind == RANDOM]
     one_objective = [entry for entry in encoders if entry.training == f"{TRAINED}: contrastive"]
-    layer, pairs = "worst layer", others(found, "worst layer")
+    layer, packages = "worst layer", len(others(found, "worst layer"))
 
     def over_twins(name: str) -> Ratio:
         return ratio(group(encoders, lambda entry: entry.kind == TRAINED, name), [twin.of(name) for twin in twins])
@@ -123,18 +123,20 @@ def lessons(found: Sequence[Entry]) -> list[str]:
     def by_width(some: Sequence[Entry]) -> str:
         return spread(power([entry.card.sizes["width"] for entry in some], [entry.of(layer) for entry in some]))
 
-    # two pairs have an interval, and one that says nothing
-    elsewhere = f", and {paired(list(pairs.values()))} in {len(pairs)} other packages" if len(pairs) > 2 else ""
+    def in_packages(name: str) -> str:
+        return str(paired(list(others(found, name).values())))
+
     return [
         f"Training is what makes attention rough: in {len(encoders) - len(twins)} encoders of one package, "
         "whatever their objective, the worst gain of the least smooth layer is "
-        f"{over_twins(layer)} that of random twins{elsewhere}.",
+        f"{over_twins(layer)} that of random twins, and {in_packages(layer)} in {packages} other packages.",
         "Width adds to it only through training: that gain grows like the width to the power "
         f"{by_width(one_objective)} in the {len(one_objective)} encoders of one objective, and "
         f"{by_width(twins)} at initial weights.",
-        f"Whole models feel less of it, and noise least: through all layers the worst gain is "
-        f"{over_twins('whole worst')} that of the twins, and the gain of random perturbations "
-        f"{over_twins('whole typical')}.",
+        f"Whole models feel less of it, and noise least: through all layers the worst gain of those encoders is "
+        f"{over_twins('whole worst')} that of their twins, and the gain of random perturbations "
+        f"{over_twins('whole typical')}; in the other packages {in_packages('whole worst')}, which may be no change, "
+        f"and {in_packages('whole typical')}, which is less than at initial weights.",
     ]
 
 

@@ -88,6 +88,10 @@ def test_lessons_are_three_and_the_cards_decide_them(entries):
     assert 1 < noise.value < whole.value < layer.value
     assert whole.high < layer.low
     assert noise.high < whole.low
+    elsewhere = [atlas.paired(list(atlas.others(entries, name).values())) for name in ("whole worst", "whole typical")]
+    assert [str(ratio) in lessons[2] for ratio in elsewhere] == [True, True]
+    assert elsewhere[0].low < 1 < elsewhere[0].high  # "which may be no change"
+    assert elsewhere[1].high < 1  # "less than at initial weights"
 
 
 def test_tokens_of_receptors_are_embedded_as_the_package_does():

@@ -1,16 +1,18 @@
 """The card of a model: a fixed protocol, every number with what it is worth, and files that others read."""
 
 import dataclasses
+import io
 import json
 import re
 
 import pytest
 import yaml
+from rich.console import Console
 
 from howsmooth.errors import AssumptionError, FileError
 from howsmooth.studies import cards
 from howsmooth.studies.cards import Card, card, compare_cards, read_card, write_card
-from howsmooth.wording import at_most, exponent
+from howsmooth.wording import at_least, at_most, exponent
 
 SMALL = dataclasses.replace(
     cards.PROTOCOLS["protocol-1"],
@@ -124,6 +126,16 @@ def test_cards_stand_side_by_side_and_other_protocols_are_told(found, tmp_path):
         "these cards were made with other protocols",
         "these cards were made with other versions of howsmooth",
     ]
+
+
+def test_side_by_side_names_and_digits_stay_on_a_narrow_terminal(found, tmp_path):
+    paths = [write_card(found, tmp_path / name) for name in "abc"]
+    console = Console(width=72, file=io.StringIO(), record=True)
+    console.print(compare_cards(paths))
+    shown = console.export_text()
+    assert "…" not in shown
+    assert all(word in shown for name in found.numbers for word in name.split())
+    assert shown.split("worst layer:")[0].count(at_least(found.numbers["whole worst"].low, 3)) >= 3
 
 
 def test_what_a_model_has_no_place_for_is_left_out_with_the_reason(tiny, monkeypatch):

@@ -112,7 +112,14 @@ def fitted(
         if wide <= options.max_width:
             return table
         if not leaving:
-            # names go over several lines before digits leave
-            table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
+            # names go over several lines, and then numbers at their blanks, before digits leave
+            names, *others = table.columns
+            names.no_wrap, names.overflow = False, "fold"
+            cells = [row[kept[0]] for row in rows]
+            least = min(max((len(word) for cell in cells for word in cell.split()), default=1), options.max_width // 4)
+            if wide - max(map(len, cells), default=0) + least > options.max_width:
+                names.width = least
+                for column in others:
+                    column.no_wrap = False
             return table
         kept.remove(leaving.pop(0))
