@@ -121,6 +121,28 @@ def test_a_dry_run_counts_and_estimates_and_writes_nothing(study, howsmooth, tmp
     assert again == {"run": "run", "asks": 24, "done": 24, "left": 0, "expected_seconds": 0.0}
 
 
+@pytest.mark.parametrize(
+    ("words", "asks"),
+    [
+        (["measure", "reviews", "--layers", "0,1", "--lengths", "4", "--sequences", "3"], 6),
+        (["attack", "reviews", "--layers", "0", "--lengths", "4", "--sequences", "1", "--eps", "0.1,1"], 10),
+        (["certify", "reviews", "--sentence", "a gripping film"], 3),
+    ],
+)
+def test_every_command_that_fills_a_run_has_a_dry_run(words, asks, howsmooth, tmp_path):
+    found = json.loads(howsmooth(*words, "--dry-run", "--json").out)
+    assert (found["asks"], found["done"], found["left"]) == (asks, 0, asks)
+    assert found["expected_seconds"] > 0
+    assert not [*tmp_path.rglob("*")]
+
+
+def test_a_dry_run_knows_what_is_done(howsmooth):
+    words = ["measure", "reviews", "--layers", "0", "--lengths", "4", "--sequences", "1"]
+    assert howsmooth(*words, "--out", "run").code == 0
+    more = json.loads(howsmooth(*words[:-1], "3", "--out", "run", "--dry-run", "--json").out)
+    assert (more["asks"], more["done"], more["left"]) == (3, 1, 2)
+
+
 @pytest.mark.slow
 def test_a_failure_is_said_and_ends_with_exit_code_one_until_it_is_mended(study, howsmooth, tmp_path):
     study(**SMALL | {"layers": "[0, 1]"})

@@ -23,7 +23,7 @@ from howsmooth.studies.json_values import default_of
 from howsmooth.studies.kinds import Kind, RunCommand, kind_named, kind_names
 from howsmooth.studies.kinds.certified_radii import Certifying, by_their_labels
 from howsmooth.studies.plans.measurement_plan import Measuring, planned
-from howsmooth.studies.runs.database import check_writable
+from howsmooth.studies.runs.database import FILE, check_writable
 from howsmooth.studies.runs.store import Store
 from howsmooth.tokens.swap_settings import read_candidates
 from howsmooth.wording import at_least, count, duration, number
@@ -62,6 +62,9 @@ class RunOptions:
         typer.Option("--tls", metavar="DIR", help="Speak TLS to it: a folder with ca.pem, cert.pem and key.pem."),
     ] = None
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Try again what failed before.")] = False
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Count the questions and estimate the time; do nothing.")
+    ] = False
     as_json: OptionJson = False
     out: Annotated[
         str | None,
@@ -91,6 +94,23 @@ class RunOptions:
             threads=threads or (None if alone else 1),
             resources=resources,
         )
+
+    def estimate(self, asks: "Sequence[Ask]", folder: Path, resources: "Resources") -> None:
+        """Say how much is left and how long that may take: the smallest piece of each model is timed, nothing kept."""
+        from howsmooth.studies.sweep.workers import expected_seconds
+
+        done = frozenset[str]()
+        if (folder / FILE).is_file():
+            with Store(folder) as store:
+                done = store.done(asks)
+        seconds = expected_seconds([ask for ask in asks if ask.key not in done], resources) / max(1, self.workers)
+        resources.release()
+        go_on()
+        counts = {"run": str(folder), "asks": len(asks), "done": len(done), "left": len(asks) - len(done)}
+        if self.as_json:
+            print_json(counts | {"expected_seconds": seconds})
+        else:
+            say(f"{counts['asks']} asks, {counts['done']} done, {counts['left']} left: about {duration(seconds)}.")
 
     def answer(self, asks: "Sequence[Ask]", store: "Store", execute: "Executor") -> bool:
         """Answer what has no record yet, and show how far it is; return whether Ctrl-C ended it before its time."""
@@ -150,6 +170,9 @@ def measure(measuring: Measuring, options: RunOptions) -> None:
     made = planned(measuring, resources)
     for remark in made.subject.remarks:
         say(f"{remark}.", err=True)
+    if options.dry_run:
+        options.estimate(made.every, folder, resources)
+        return
     execution = options.executor(resources, measuring.where.threads)
     with stoppable(), execution as execute, Store(folder) as store, warnings.catch_warnings():
         warnings.simplefilter("once", ConvergenceWarning)
@@ -217,6 +240,8 @@ def certify(
     """
     certifying.check()
     if synonyms is not None:
+        if options.dry_run:
+            raise AssumptionError("--synonyms fills no run, so that nothing is estimated.", field="dry_run")
         sys.exit(_certify_synonyms(certifying, synonyms, options.as_json))
     fill_run(kind_named("certificate"), certifying, options)
 
@@ -303,6 +328,9 @@ def fill_run(kind: Kind, settings: Any, options: RunOptions) -> None:
     made = declared.plan(settings, resources)
     for remark in made.remarks:
         say(remark, err=True)
+    if options.dry_run:
+        options.estimate(made.asks, folder, resources)
+        return
     with stoppable(), options.executor(resources, settings.where.threads) as execute, Store(folder) as store:
         made.begin(store)
         before = len(store.done(made.asks))

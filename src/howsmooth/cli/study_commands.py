@@ -17,14 +17,12 @@ from howsmooth.models.loading.names import check_model_name
 from howsmooth.report.saving import save_chart
 from howsmooth.studies.asks import AboutHead, AtText
 from howsmooth.studies.plans.study import keep_bounds, parts, read_study
-from howsmooth.studies.runs.database import FILE
 from howsmooth.studies.runs.store import Store
 from howsmooth.studies.settings import command
-from howsmooth.wording import count, duration
+from howsmooth.wording import count
 
 if TYPE_CHECKING:
     from howsmooth.studies.asks import Ask
-    from howsmooth.studies.plans.at_text import PlannedAsks
     from howsmooth.studies.records import Failure
     from howsmooth.studies.resources import Resources
 
@@ -33,9 +31,6 @@ if TYPE_CHECKING:
 def sweep(
     study: Annotated[str, typer.Argument(metavar="STUDY.toml", help="The grid: models, layers, lengths, maps, seeds.")],
     *,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Count the questions and estimate the time; do nothing.")
-    ] = False,
     threads: OptionThreads = 1,
     options: RunOptions,
 ) -> None:
@@ -53,11 +48,11 @@ def sweep(
 
     resources = Resources()
     made = parts(grid, resources, command("sweep", study))
-    if dry_run:
-        _estimate(made, folder, options, resources)
+    asks = [ask for part in made for ask in part.asks]
+    if options.dry_run:
+        options.estimate(asks, folder, resources)
         return
 
-    asks = [ask for part in made for ask in part.asks]
     with stoppable(), options.executor(resources, threads) as execute, Store(folder) as store:
         for part in made:
             part.begin(store)
@@ -72,24 +67,6 @@ def sweep(
         say(f"See them: howsmooth show {folder}, or howsmooth report {folder} for a page.")
         say(f"Take them along: howsmooth export {folder} --to csv")
     exit_with_failures(failures, interrupted=interrupted)
-
-
-def _estimate(made: "list[PlannedAsks]", folder: Path, options: RunOptions, resources: "Resources") -> None:
-    """Time the smallest piece of work of each model, and extrapolate."""
-    from howsmooth.studies.sweep.workers import expected_seconds
-
-    asks = [ask for part in made for ask in part.asks]
-    done = frozenset[str]()
-    if (folder / FILE).is_file():
-        with Store(folder) as store:
-            done = store.done(asks)
-    seconds = expected_seconds([ask for ask in asks if ask.key not in done], resources) / max(1, options.workers)
-    resources.release()
-    counts = {"run": str(folder), "asks": len(asks), "done": len(done), "left": len(asks) - len(done)}
-    if options.as_json:
-        print_json(counts | {"expected_seconds": seconds})
-        return
-    say(f"{counts['asks']} asks, {counts['done']} done, {counts['left']} left: about {duration(seconds)}.")
 
 
 @option_groups
@@ -137,6 +114,9 @@ def paper(
 
     resources = Resources()
     _check_models(asks, resources)
+    if options.dry_run:
+        options.estimate([ask for found in asks.values() for ask in found], folder, resources)
+        return
     words = ["paper", *model, *figures, *["--quick"] * quick]
     with stoppable(), options.executor(resources, threads) as execute, Store(folder) as store:
         keep_figures(store, asks, words)

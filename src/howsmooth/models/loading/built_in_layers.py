@@ -34,10 +34,9 @@ def built_in_layer(name: str, index: int) -> AttentionLayer | None:
         return None
     check_weights(name, path)
     heads, block = config["num_attention_heads"], f"encoder.layer.{index}"
-    attention = Attention(
-        **projections(*_bert_linear(path / "model.safetensors", f"{block}.attention"), heads),
-        scale=(config["hidden_size"] // heads) ** -0.5,
-    )
+    query, key, value, output = _bert_linear(path / "model.safetensors", f"{block}.attention")
+    scale = (config["hidden_size"] // heads) ** -0.5
+    attention = Attention(**projections(query, key, value, output, heads), scale=scale)
     return AttentionLayer(
         index=index,
         attention=attention,

@@ -340,7 +340,7 @@ def _parsing_once() -> Iterator[None]:
     """
     import gguf
 
-    class PlainReader(gguf.GGUFReader):  # type: ignore[misc]
+    class PlainReader(gguf.GGUFReader):
         def __setattr__(self, name: str, value: Any) -> None:
             super().__setattr__(name, np.asarray(value) if name == "data" else value)
 
