@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import howsmooth as hs
-from howsmooth.cli.options import OptionFigure, OptionJson, checked
+from howsmooth.cli.options import OptionFigure, OptionJson, checked, require_page
 from howsmooth.cli.printing import print_json, say, visible_console
 from howsmooth.errors import AssumptionError, FileError
 from howsmooth.report.saving import checked_target, save_chart
@@ -121,7 +121,11 @@ def compare(
     out: Annotated[
         str | None,
         typer.Option(
-            "--out", "-o", metavar="FILE", help="Where the report goes; compared-with-RUN1.html in RUN2 by default."
+            "--out",
+            "-o",
+            metavar="FILE.html",
+            help="The file of the report; compared-with-RUN1.html in RUN2 by default.",
+            callback=checked(require_page),
         ),
     ] = None,
     as_json: OptionJson = False,
