@@ -44,7 +44,11 @@ def split(
     source: LayerSource,
     measure: Annotated[
         str | None,
-        typer.Option("--measure", metavar="FILE", help='Atoms and masses, .json or .safetensors: {"points": [[…], …], "weights": […]}.'),
+        typer.Option(
+            "--measure",
+            metavar="FILE",
+            help='Atoms and masses, .json or .safetensors: {"points": [[…], …], "weights": […]}.',
+        ),
     ] = None,
     eps: Annotated[float, typer.Option("--eps", help="How far the attack moves.")] = 1e-3,
     map_1d: Annotated[

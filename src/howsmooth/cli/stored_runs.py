@@ -51,7 +51,8 @@ def _runs_row(folder: Path) -> dict[str, Any]:
     planned = {key for plan in plans for key in (*plan.keys, *plan.beside)} | {ask.key for ask in asks}
     counts = {"run": str(folder), "records": len(asks), "planned": len(planned), "failed": failed}
     names = {
-        f"{part}s": sorted({row.get(part, "") for row in told} - {""}) for part in ("kind", "model", "text", "map")
+        f"{part}s": sorted({row.get(part, "") for row in told} - {""})
+        for part in ("kind", "model", "text", "map", "scheme")
     }
     return counts | names | {"lengths": sorted({row["length"] for row in told if "length" in row})}
 
@@ -65,6 +66,7 @@ def _run_line(row: dict[str, Any]) -> str:
     told += f" on {', '.join(row['texts'])}" if row["texts"] else ""
     maps, sizes = row["maps"], row["lengths"]
     told += f"; {', '.join(maps) if len(maps) < MANY else f'{len(maps)} maps'}" if maps else ""
+    told += f"; {', '.join(row['schemes'])}" if row["schemes"] else ""
     told += f"; n = {'–'.join(dict.fromkeys(map(str, (sizes[0], sizes[-1]))))}" if sizes else ""
     return f"{row['run']}: {count(row['records'], 'record')}{state}; {told}"
 

@@ -130,10 +130,8 @@ def model_and_text(asked: Any, windows: Windows, resources: Resources, *, parts:
     )
 
 
-def _default_lengths(
-    windows: Windows, transformer: Transformer, inputs: Inputs
-) -> tuple[Windows, tuple[str, ...]]:
-    """Leave out the default lengths that a model or a text is too short for, and say so; lengths that are given stay."""
+def _default_lengths(windows: Windows, transformer: Transformer, inputs: Inputs) -> tuple[Windows, tuple[str, ...]]:
+    """Leave out default lengths that a model or a text is too short for, and say so; lengths that are given stay."""
     limit, remarks = transformer.max_length, []
     if windows.lengths not in (LENGTHS, (LENGTH,)):
         return windows, ()
