@@ -193,11 +193,12 @@ class DiscreteMeasure:
             if not isinstance(parts, dict) or parts.get("points") is None:
                 given = ", ".join(map(repr, parts)) if isinstance(parts, dict) and parts else "no points"
                 raise ValueError(f"got {given}")
-            points, weights, positions = (
+            points = torch.tensor(parts["points"], dtype=dtype)
+            weights, positions = (
                 None if parts.get(name) is None else torch.tensor(parts[name], dtype=dtype)
-                for name in ("points", "weights", "positions")
+                for name in ("weights", "positions")
             )
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError) as error:
             raise ShapeError(f'a measure in JSON is {{"points": [[…], …], "weights": […]}}; {error}.') from error
         return cls(points, weights, positions)
 
