@@ -116,6 +116,20 @@ def test_weights_come_from_a_model_or_a_file(tmp_path):
     assert statuses(path, arrays) == ["cannot check"]
 
 
+@pytest.mark.parametrize("values", [True, False])
+def test_a_proof_about_one_head_is_checked_against_a_file_of_its_matrices(values, tmp_path):
+    path, arrays = tmp_path / "proof.json", tmp_path / "head.npz"
+    A = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    V = 2 * A if values else torch.eye(4, dtype=torch.float64)
+    f = hs.Attention.single_head(A=A, V=V)
+    hs.bracket(f, n=4, radius=1.0).save(path, f, n=4, radius=1.0)
+    held = {"A": A.numpy()} | ({"V": V.numpy()} if values else {})
+    np.savez(arrays, **held)
+    assert statuses(path, arrays) == ["checked", "checked"]
+    np.savez(arrays, **(held | {"A": A.numpy() * (1 + 1e-12)}))
+    assert set(statuses(path, arrays)) == {"cannot check"}
+
+
 def test_a_fingerprint_depends_on_every_weight_and_setting():
     f = LAYERS["masked"]
     seen = {fingerprint(steps_of(f)), fingerprint(steps_of(LAYERS["one head"]))}

@@ -1,4 +1,5 @@
 import dataclasses
+import re
 import subprocess
 import sys
 import time
@@ -70,6 +71,25 @@ def test_an_option_that_cannot_be_read_is_refused_in_one_line_that_names_it(argu
     assert result.err.endswith(f"See howsmooth {arguments.split()[0]} --help.\n")
 
 
+def test_nothing_at_all_asks_for_help(howsmooth):
+    assert howsmooth().out == howsmooth("--help").out
+    assert howsmooth().code == 0
+
+
+def test_types_and_ranges_of_options_are_words(howsmooth):
+    for command in COMMANDS:
+        said = howsmooth(command, "--help").out
+        assert not re.search(r"<int|<str|<float|<list|x>=", said), command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [("show", "howsmooth runs"), ("figure RUN", "layers_by_length"), ("swap", "howsmooth models")],
+)
+def test_what_is_missing_says_where_to_find_it(arguments, said, howsmooth):
+    assert said in howsmooth(*arguments.split()).err
+
+
 @pytest.mark.parametrize("command", ["bounds", "worst-case", "split", "regimes"])
 def test_every_command_about_one_layer_takes_the_same_options(command, howsmooth):
     shown = howsmooth(command, "--help").out
@@ -82,7 +102,7 @@ def test_a_help_of_80_columns_has_room_for_sentences_and_headings(howsmooth, mon
     monkeypatch.setenv("COLUMNS", "80")
     lines = howsmooth("bounds", "--help").out.splitlines()
     assert max(map(len, lines)) <= 80
-    assert "  --layer, --layers <int>  Which layer." in lines
+    assert "  --layer, --layers <number>  Which layer." in lines
     assert {"Arguments:", "A layer of a model:", "A file of weights in place of a model:", "Options:"} <= set(lines)
 
 

@@ -24,6 +24,9 @@ def test_an_attack_is_told_line_by_line_kept_shown_drawn_and_exported(attack, ho
     assert (done.code, done.err) == (0, "")
     assert "attained / ε" in done.out
     assert "10 %" in " ".join(done.out.split())
+    assert "Attained: " in done.out
+    assert "Predicted: " in done.out
+    assert "Flips: " not in done.out
     assert done.out.startswith(howsmooth("show", "run").out)
     run = read_run(tmp_path / "run")
     assert len(run.records) == 2 * 2 * 2
@@ -43,6 +46,9 @@ def test_an_attack_is_told_line_by_line_kept_shown_drawn_and_exported(attack, ho
 def test_a_whole_model_is_attacked_too_and_nothing_is_above_a_ceiling(attack, tmp_path):
     done = attack("--map", "sentence", "--eps", "0.1", "--method", "ascent")
     assert (done.code, done.err) == (0, "")
+    assert ", sentence, 4 tokens" in " ".join(done.out.split())
+    title, _, _ = (tmp_path / "run" / "report.html").read_text(encoding="utf-8").partition("</h1>")
+    assert "layer" not in title.rpartition("<h1")[2]
     assert attack("--layer", "0", "--eps", "0.1,1", "--method", "ascent").code == 0
     records = read_run(tmp_path / "run").records
     assert {r.ask.map for r in records} == {"sentence", "attention"}

@@ -163,6 +163,8 @@ def test_regimes_say_how_the_largest_constant_grows(howsmooth, head):
     few, many = (row["found"] for row in json.loads(howsmooth(*asked, "--json").out)["rows"])
     last = howsmooth(*asked).out.splitlines()[-1]
     assert last == f"From n = 4 to 16 the largest found grows like n^{math.log(many / few, 4):.2f}."
+    late = howsmooth("regimes", head, "--radius", "2", "--lengths", "3,4,16").out.splitlines()[-1]
+    assert late.endswith(f", from 4 on like n^{math.log(many / few, 4):.2f}.")
 
 
 @pytest.mark.parametrize(

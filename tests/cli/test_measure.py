@@ -187,6 +187,18 @@ def test_default_lengths_are_cut_to_what_the_model_has(measure, things):
 
 
 @pytest.mark.slow
+def test_default_lengths_are_cut_to_what_the_text_has_and_lengths_that_are_given_are_refused(measure, things):
+    (things / "some.txt").write_text(read_text().content[:1200], encoding="utf-8")  # not ten windows of 32
+    done = measure("--layers", "0", "--json", text="some.txt")
+    assert done.code == 0, done.err
+    assert "the text has no 10 windows of 256 tokens: of the default lengths 8, 16 are measured.\n" in done.err
+    assert sorted({record["length"] for record in json.loads(done.out)["records"]}) == [8, 16]
+    given = measure("--layers", "0", "--lengths", "8,32", text="some.txt")
+    assert given.code == 2
+    assert "windows of 32; 10 were asked for" in given.err
+
+
+@pytest.mark.slow
 def test_a_sentence_and_files_of_sentences_are_measured_whole_in_their_order(howsmooth, things, tmp_path):
     said = ["the queen of hearts", "alice", "a mad tea party"]
     (tmp_path / "said.txt").write_text("\n".join(said), encoding="utf-8")

@@ -34,6 +34,18 @@ def filled(tmp_path):
     return tmp_path / "runs" / "one"
 
 
+def test_a_folder_of_a_model_is_no_run_and_says_how_to_make_one(howsmooth, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "config.json").write_text("{}", encoding="utf-8")
+    said = howsmooth("compare", "bert", "bert").err
+    assert "it is a model; howsmooth measure bert makes a run of it" in said
+    for command in (("compare", "bert", "bert"), ("swap", "bert", "--sentence", "film")):
+        refused = howsmooth(*command, "--out", "page")
+        assert (refused.code, refused.out) == (2, "")
+        assert "as in page.html, got 'page'" in refused.err
+
+
 def test_runs_are_listed_with_what_is_left(howsmooth, tmp_path):
     with Store(tmp_path / "runs" / "a") as store:
         answered(radii(1), store)
@@ -46,7 +58,10 @@ def test_runs_are_listed_with_what_is_left(howsmooth, tmp_path):
         "runs/deep/b: 1 record of 3 planned, 1 failed; m on t; attention; n = 8",
     ]
     rows = json.loads(howsmooth("runs", "--json").out)
-    about = {"kinds": ["text"], "models": ["m"], "texts": ["t"], "maps": ["attention"], "lengths": [8]}
+    about = {"kinds": ["text"], "models": ["m"], "texts": ["t"], "maps": ["attention"]} | {
+        "schemes": [],
+        "lengths": [8],
+    }
     assert rows[1] == {"run": "runs/deep/b", "records": 1, "planned": 3, "failed": 1} | about
     assert howsmooth("runs", "runs/deep").out.startswith("runs/deep/b")
 

@@ -26,6 +26,12 @@ def test_one_sentence_names_the_least_smooth_layer_its_scale_its_bound_and_the_s
     )
 
 
+def test_layers_that_are_alike_are_not_set_against_each_other():
+    near, far = ([*grid(layers=1, lower=3.0), *grid(layers=2, lower=r * 3.0)[9:]] for r in (1.04, 1.06))
+    assert "; the layers are alike, none is below 3." in sentence(measurement(near))
+    assert "; the smoothest is layer 0, with 3." in sentence(measurement(far))
+
+
 @pytest.mark.parametrize(
     ("found", "said", "unsaid"),
     [

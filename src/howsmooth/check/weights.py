@@ -53,7 +53,8 @@ def _candidates(model: Any, about: dict[str, Any]) -> Iterator[list[Step]]:
         described = about.get("steps")
         if isinstance(described, list) and len(described) == 1 and isinstance(described[0], dict):
             settings = described[0].get("settings")
-            yield [Step(str(described[0].get("kind")), settings if isinstance(settings, dict) else {}, _arrays(model))]
+            settings = settings if isinstance(settings, dict) else {}
+            yield [Step(str(described[0].get("kind")), settings, _of_one_head(_arrays(model)))]
         return
     if isinstance(model, str | os.PathLike) and Path(model).suffix == ".onnx":
         from howsmooth.verification.onnx_network import read_onnx
@@ -96,6 +97,14 @@ def _attention_of(layer: Any) -> Iterator[list[Step]]:
             yield steps_of(attention.head(h))
     except AssumptionError:
         return
+
+
+def _of_one_head(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return A and V, if a file holds these, as queries, keys and values of one head: scores are ⟨Ax, y⟩."""
+    if "A" not in arrays:
+        return arrays
+    unit = np.eye(len(arrays["A"]))
+    return {"query": arrays["A"][None], "key": unit[None], "value": arrays.get("V", unit)[None]}
 
 
 def _arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:

@@ -4,6 +4,7 @@ import importlib
 import io
 import logging
 import os
+import re
 import sys
 import tomllib
 import warnings
@@ -66,6 +67,8 @@ FILES = {
 }
 # How wide the names of options may be in a help text of 80 columns: longer ones have their description below.
 NAMES, WIDTH = 26, 100
+# Python's names of types, as typer writes them, and ours.
+TYPES = {r"<(int|float)( range)?>": "<number>", "<str>": "<text>"}
 # What typer raises for a command line that it cannot read, of which it exports one kind alone.
 UsageError: Any = typer.BadParameter.__base__
 # Where defaults of options are kept: a file of ours, or a section of pyproject.toml.
@@ -109,6 +112,15 @@ def defaults_for(name: str, parameters: dict[str, Any], folder: Path) -> dict[st
     return {key: ",".join(map(str, value)) if isinstance(value, list) else value for key, value in chosen.items()}
 
 
+def _plain(names: str, description: str) -> tuple[str, str]:
+    """Write what an option takes, and its range, in words."""
+    if not names.startswith("-"):
+        names = re.sub(r" <\S+>$", "", names)
+    for python, ours in TYPES.items():
+        names = re.sub(python, ours, names)
+    return names, re.sub(r"\bx>=(\S+)\]$", r"at least \1]", description)
+
+
 class Command(TyperCommand):
     """A command whose help lists its options under their headings, with room for descriptions to be sentences."""
 
@@ -119,7 +131,7 @@ class Command(TyperCommand):
             record = parameter.get_help_record(ctx)
             if record is not None:
                 common = "Options" if parameter.param_type_name == "option" else "Arguments"
-                sections.setdefault(getattr(parameter, "rich_help_panel", None) or common, []).append(record)
+                sections.setdefault(getattr(parameter, "rich_help_panel", None) or common, []).append(_plain(*record))
         for heading in sorted(sections, key=lambda heading: heading == "Options"):
             with formatter.section(heading):
                 formatter.write_dl(sections[heading], col_max=NAMES)
@@ -129,9 +141,9 @@ class Commands(TyperGroup):
     """The group of all commands; the one that is called takes the place of its line in the help."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Read the options before the command; what cannot be read is refused as every other mistake."""
+        """Read the options before the command; nothing at all asks for help, what cannot be read is refused."""
         try:
-            return super().make_context(info_name, args, parent, **extra)
+            return super().make_context(info_name, args or ["--help"], parent, **extra)
         except UsageError as error:
             raise _refused(error) from error
 
@@ -170,10 +182,19 @@ NOT_A_NUMBER = {
 }
 
 
+# What a missing argument is, and where to find one.
+WHERE_FOUND = {
+    "argument 'RUN": "the folder of a run, and howsmooth runs lists those there are",
+    "argument 'NAME'": "a figure of the report, as constant_against_length, layers_by_length or bounds_ladder",
+    "argument 'MODEL'": "a folder, a .gguf file or a hub id, and howsmooth models lists those that are built in",
+}
+
+
 def _refused(error: Any) -> AssumptionError:
     said, where = error.format_message().rstrip("."), getattr(error.ctx, "command_path", "howsmooth")
     for pydantic, ours in NOT_A_NUMBER.items():
         said = said.replace(pydantic, ours)
+    said += next((f": {where_found}" for missing, where_found in WHERE_FOUND.items() if missing in said), "")
     return AssumptionError(f"{said}{'' if said.endswith('?') else '.'} See {where} --help.")
 
 
@@ -201,7 +222,6 @@ MISUSE = 2
 app = typer.Typer(
     cls=Commands,
     help="How smooth is attention? Measure, bound and attack its Lipschitz constant.\n\nExample: howsmooth measure",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings=SETTINGS,

@@ -30,7 +30,7 @@ from howsmooth.wording import at_least, number, percent
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from howsmooth.search.length_regimes import Regimes
+    from howsmooth.search.length_regimes import Regime, Regimes
     from howsmooth.theory.results import BoundsTable, Bracket, Witness
 
 
@@ -192,5 +192,10 @@ def _print_regimes(found: "Regimes") -> None:
     rising = [row for row in found.rows if found.crossing is None or row.n <= found.crossing]
     if len(rising) > 1 and 0 < rising[0].found < math.inf and rising[0].n < rising[-1].n:
         first, last = rising[0], rising[-1]
-        power = math.log(last.found / first.found) / math.log(last.n / first.n)
-        typer.echo(f"From n = {sizes[0]} to {number(last.n, 4)} the largest found grows like n^{power:.2f}.")
+        power, before = _power(first, last), rising[-2]
+        late = f", from {number(before.n, 4)} on like n^{_power(before, last):.2f}" if len(rising) > 2 else ""
+        typer.echo(f"From n = {sizes[0]} to {number(last.n, 4)} the largest found grows like n^{power:.2f}{late}.")
+
+
+def _power(first: "Regime", last: "Regime") -> float:
+    return math.log(last.found / first.found) / math.log(last.n / first.n)

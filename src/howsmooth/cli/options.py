@@ -66,6 +66,12 @@ def _require_seed(seed: int) -> None:
         raise AssumptionError(f"seed must be between 0 and 2^63 - 1, got {seed}.", field="seed")
 
 
+def require_page(out: str) -> None:
+    """Refuse a report that would not open in a browser; elsewhere --out names a folder."""
+    if not out.endswith(".html"):
+        raise AssumptionError(f"--out is the file of the report here, as in {out or 'report'}.html, got {out!r}.")
+
+
 def _require_figure(figure: str) -> None:
     from howsmooth.report.saving import checked_target
 

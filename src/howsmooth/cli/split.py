@@ -44,7 +44,11 @@ def split(
     source: LayerSource,
     measure: Annotated[
         str | None,
-        typer.Option("--measure", metavar="FILE", help="Atoms and masses, saved as .json or .safetensors."),
+        typer.Option(
+            "--measure",
+            metavar="FILE",
+            help='Atoms and masses, .json or .safetensors: {"points": [[…], …], "weights": […]}.',
+        ),
     ] = None,
     eps: Annotated[float, typer.Option("--eps", help="How far the attack moves.")] = 1e-3,
     map_1d: Annotated[
@@ -73,7 +77,7 @@ def split(
     source.check()
     if measure is None:
         raise AssumptionError(
-            "give the atoms and their masses as --measure FILE, as DiscreteMeasure.save writes it; "
+            'give the atoms and their masses as --measure FILE, JSON: {"points": [[…], …], "weights": […]}; '
             "or draw --map-1d A=-1,V=1.",
             field="measure",
         )

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import howsmooth as hs
-from howsmooth.cli.options import OptionFigure, OptionJson, checked
+from howsmooth.cli.options import OptionFigure, OptionJson, checked, require_page
 from howsmooth.cli.printing import print_json, say, visible_console
 from howsmooth.errors import AssumptionError, FileError
 from howsmooth.report.saving import checked_target, save_chart
@@ -51,7 +51,8 @@ def _runs_row(folder: Path) -> dict[str, Any]:
     planned = {key for plan in plans for key in (*plan.keys, *plan.beside)} | {ask.key for ask in asks}
     counts = {"run": str(folder), "records": len(asks), "planned": len(planned), "failed": failed}
     names = {
-        f"{part}s": sorted({row.get(part, "") for row in told} - {""}) for part in ("kind", "model", "text", "map")
+        f"{part}s": sorted({row.get(part, "") for row in told} - {""})
+        for part in ("kind", "model", "text", "map", "scheme")
     }
     return counts | names | {"lengths": sorted({row["length"] for row in told if "length" in row})}
 
@@ -65,6 +66,7 @@ def _run_line(row: dict[str, Any]) -> str:
     told += f" on {', '.join(row['texts'])}" if row["texts"] else ""
     maps, sizes = row["maps"], row["lengths"]
     told += f"; {', '.join(maps) if len(maps) < MANY else f'{len(maps)} maps'}" if maps else ""
+    told += f"; {', '.join(row['schemes'])}" if row["schemes"] else ""
     told += f"; n = {'–'.join(dict.fromkeys(map(str, (sizes[0], sizes[-1]))))}" if sizes else ""
     return f"{row['run']}: {count(row['records'], 'record')}{state}; {told}"
 
@@ -121,7 +123,11 @@ def compare(
     out: Annotated[
         str | None,
         typer.Option(
-            "--out", "-o", metavar="FILE", help="Where the report goes; compared-with-RUN1.html in RUN2 by default."
+            "--out",
+            "-o",
+            metavar="FILE.html",
+            help="The file of the report; compared-with-RUN1.html in RUN2 by default.",
+            callback=checked(require_page),
         ),
     ] = None,
     as_json: OptionJson = False,

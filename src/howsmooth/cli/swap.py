@@ -13,6 +13,8 @@ from howsmooth.cli.options import (
     OptionJson,
     OptionSeed,
     OptionThreads,
+    checked,
+    require_page,
     set_threads,
 )
 from howsmooth.cli.printing import begin, go_on, print_json, say
@@ -74,7 +76,10 @@ def swap(
     device: OptionDevice = None,
     threads: OptionThreads = None,
     out: Annotated[
-        str | None, typer.Option("--out", "-o", metavar="FILE", help="Write a report to this file, .html.")
+        str | None,
+        typer.Option(
+            "--out", "-o", metavar="FILE.html", help="Write a report, one file.", callback=checked(require_page)
+        ),
     ] = None,
     as_json: OptionJson = False,
 ) -> None:

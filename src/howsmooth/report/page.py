@@ -233,7 +233,7 @@ def _title(run: Run) -> str:
     asks = [record.ask for record in run.records if TITLES.get(record.ask.kind) == question]
     models = _listed(list(dict.fromkeys(getattr(ask, "model", "") or getattr(ask, "training", "") for ask in asks)))
     maps = {ask.map for ask in asks if ask.kind == "text" and ask.map_name.head is None} or {"attention"}
-    layers = sorted({ask.layer for ask in asks if ask.kind == "attack"})
+    layers = sorted({ask.layer for ask in asks if ask.kind == "attack" and not ask.map_name.spans_layers})
     where = f", layer{'s' * (len(layers) > 1)} {_listed(list(map(str, layers)))}" if layers else ""
     return question.format(models=models, map=maps.pop() if len(maps) == 1 else "attention") + where
 

@@ -19,6 +19,8 @@ from howsmooth.studies.runs.summary import LayerSummary, growth_of
 from howsmooth.wording import at_least, count, exponent, grows, number, percent
 
 NO_LAW = "no power law"
+# Layers whose constants differ by less are not told apart.
+ALIKE = 1.05
 
 Records = Sequence[Record[Any, Any]]
 Tell = Callable[[Records], str]
@@ -39,7 +41,10 @@ def sentence(measurement: Measurement) -> str:
     if worst.any_input is not None and not math.isinf(worst.any_input.log_value):
         tokens = f"any {count(worst.length, 'token')} no longer than {worst.cells['longest']}, the longest here,"
         clauses.append(f"for {tokens} at most {worst.any_input.rounded(3)}-fold")
-    if smoothest is not worst:
+    if worst.constant <= ALIKE * smoothest.constant:
+        if smoothest is not worst:
+            clauses.append(f"the layers are alike, none is below {number(smoothest.constant)}")
+    elif smoothest is not worst:
         clauses.append(f"the smoothest is layer {smoothest.layer}, with {number(smoothest.constant)}")
     where = f"Over {count(worst.windows, measurement.thing)} of {worst.lengths} tokens"
     where = f"At {count(worst.length, 'token')}" if worst.shortest == worst.length else where

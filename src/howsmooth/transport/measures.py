@@ -190,14 +190,16 @@ class DiscreteMeasure:
         """Read what :meth:`to_json` wrote; ``weights`` and ``positions`` may be missing."""
         try:
             parts = json.loads(text)
-            points, weights, positions = (
+            if not isinstance(parts, dict) or parts.get("points") is None:
+                given = ", ".join(map(repr, parts)) if isinstance(parts, dict) and parts else "no points"
+                raise ValueError(f"got {given}")
+            points = torch.tensor(parts["points"], dtype=dtype)
+            weights, positions = (
                 None if parts.get(name) is None else torch.tensor(parts[name], dtype=dtype)
-                for name in ("points", "weights", "positions")
+                for name in ("weights", "positions")
             )
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError) as error:
             raise ShapeError(f'a measure in JSON is {{"points": [[…], …], "weights": […]}}; {error}.') from error
-        if points is None:
-            raise ShapeError('a measure in JSON needs "points".')
         return cls(points, weights, positions)
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from howsmooth.errors import AssumptionError, UnsupportedModelError
 from howsmooth.models.families.parameters import token_table
 from howsmooth.models.inputs.sources import NOTE, Pictures, Sentences, Source, TokenIds, pixels
-from howsmooth.models.inputs.text import SpecialTokens, Text, cut, tokens_of
+from howsmooth.models.inputs.text import SpecialTokens, Text, cut, tokens_of, window_count
 from howsmooth.models.loading.pretrained import image_processor
 from howsmooth.models.transformer import Transformer
 
@@ -27,6 +27,7 @@ class Inputs:
     named: Callable[[int, Tensor], list[str]]  # the strings of a row, given its index and tokens; a picture's name
     lengths: tuple[int, ...] | None = None  # the length of each sequence; none if the source is cut into windows
     notes: tuple[str, ...] = ()  # remarks that a reader of the numbers needs
+    room: Callable[[int, int], int] | None = None  # how many windows of a length and stride a text has
 
     def at(self, indices: Sequence[int], *, length: int, stride: int) -> Tensor:
         """Return some windows, or some sequences, of one length as a batch."""
@@ -62,7 +63,10 @@ def _windows(tokens: list[int], name: str, transformer: Transformer, frame: Spec
         transformer.require_positions(length, f"got a length of {length}", field="length")
         return torch.tensor(cut(tokens, name, indices, length=length, frame=frame, stride=stride or None))
 
-    return Inputs(read=read, named=_pieces(transformer))
+    def room(length: int, stride: int) -> int:
+        return window_count(tokens, length=length, frame=frame, stride=stride or None)
+
+    return Inputs(read=read, named=_pieces(transformer), room=room)
 
 
 def _sequences(

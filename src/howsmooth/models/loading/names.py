@@ -179,8 +179,19 @@ def _check_place(name: str) -> None:
                 f"no model can be loaded from the folder {name!r}: it holds no config.json.", field="model"
             )
     elif not (name.endswith(".gguf") and os.path.isfile(name)):
+        ending = os.path.splitext(name)[1]
+        advice = {
+            **dict.fromkeys(
+                (".npy", ".npz"),
+                "; the matrices of one head are read from one .npz file with the arrays "
+                "A and V, as np.savez('head.npz', A=A, V=V) writes it, by howsmooth bounds",
+            ),
+            **dict.fromkeys(
+                (".pt", ".pth", ".bin", ".py"), "; a module of your own is measured in Python, by hs.measure(module, …)"
+            ),
+        }.get(ending, "")
         raise UnsupportedModelError(
-            f"{name!r} is a file that holds no model; we need a folder with a config.json, or a .gguf file.",
+            f"{name!r} is a file that holds no model; we need a folder with a config.json, or a .gguf file{advice}.",
             field="model",
         )
 

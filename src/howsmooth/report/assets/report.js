@@ -125,8 +125,8 @@
     const count = all("#answer-table tbody[data-layer]:not([hidden])").length;
     const none = document.getElementById("no-layer");
     if (none) none.hidden = count > 0;
-    document.getElementById("status").textContent = count > 0 || !filtering
-      ? `${layers.size} layers are shown.` : "No layer is chosen.";
+    document.getElementById("status").textContent = !filtering
+      ? "" : count > 0 ? `${layers.size} layers are shown.` : "No layer is chosen.";
   };
 
   const applyChoice = (closer) => {

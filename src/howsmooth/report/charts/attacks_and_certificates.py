@@ -48,7 +48,7 @@ def draw_attacks(section: Section) -> Chart:
         ends = each.linear_until
         until = "linear throughout" if ends is None else f"linear until ε ≈ {number(ends, 2)}" if ends else "not linear"
         size = f"{count(each.length, 'token')}, metric {each.metric}: {until}"
-        at = {"panel": f"{each.model}, {each.map} of layer {each.layer}\n{size}"}
+        at = {"panel": f"{each.model}, {each.where}\n{size}"}
         # the first row keeps the panel of a map that nothing moves
         rows.append(dict(at))
         for line in each.lines:
@@ -86,7 +86,7 @@ def draw_accuracy(section: Section) -> Chart:
     colour = alt.Color(
         "series:N",
         scale=alt.Scale(domain=list(styles), range=list(styles.values())),
-        legend=alt.Legend(title=None, orient="top", labelLimit=300),
+        legend=alt.Legend(title=None, orient="top", labelLimit=300, columns=3),
     )
     told = [alt.Tooltip("series:N"), alt.Tooltip("x:Q", title="ε"), alt.Tooltip("count:N", title="sentences")]
     line = (

@@ -20,6 +20,8 @@ from howsmooth.wording import number
 
 # Where viridis becomes light enough for dark text.
 LIGHT = 0.45
+# Colours tell constants apart that differ by this factor or more: cells that are alike look alike.
+LEAST_RANGE = 1.25
 # A wider map of training steps does not fit a page.
 MOST_STEPS = 16
 # A record with its layer and its column.
@@ -83,7 +85,8 @@ def grid(rows: Rows, *, column: str) -> Numbers:
 def _domain(values: Iterable[float]) -> list[float]:
     positive = [value for value in values if value > 0] or [1.0]
     low, high = min(positive), max(positive)
-    return [low, high] if low < high else [low / 2, high * 2]
+    widen = max(1.0, LEAST_RANGE * low / high) if low < high else 4.0
+    return [low / math.sqrt(widen), high * math.sqrt(widen)]
 
 
 def _by_length(section: Section) -> Rows:

@@ -254,7 +254,9 @@ def draw_radii(section: Section) -> Chart:
         )
     )
     title = "The constants of the windows against the radius of their tokens"
-    if constant > 1:
+    if constant > 1 and max(radius, constant) < FLAT:
+        title = "Within a layer neither radius nor constant varies by more than 2 %"
+    elif constant > 1:
         title = f"Within a layer the radius varies up to {radius:.2f}-fold, the constant up to {constant:.2f}-fold"
     chart = panels(alt.LayerChart(layer=layers).properties(**PANEL), rows + _room(rows), title=title)
     return chart.resolve_scale(x="independent")

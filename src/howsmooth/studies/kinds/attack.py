@@ -34,6 +34,13 @@ STEPS = 30
 LEAVES = 0.1
 # Columns that leave a narrow terminal, the first ones first.
 EXPENDABLE = ("passes", "windows", "attained / predicted")
+# What columns mean.
+LEGEND = {
+    "attained / ε": "Attained: how far the output moves, over ε, at the worst perturbation of size ε that was found.",
+    "predicted": "Predicted: the local constant, which very small perturbations attain.",
+    "ceiling": "Ceiling: no perturbation of this size moves it further, proven.",
+    "flips": "Flips: windows whose predicted class the method changes.",
+}
 
 
 class Attacking(CommandSettings, frozen=True, kw_only=True):
@@ -250,7 +257,12 @@ class AttackSummary:
     @property
     def name(self) -> str:
         """The model, the map and the length."""
-        return f"{self.model}, {self.map} of layer {self.layer}, {count(self.length, 'token')}, metric {self.metric}"
+        return f"{self.model}, {self.where}, {count(self.length, 'token')}, metric {self.metric}"
+
+    @property
+    def where(self) -> str:
+        """The map, and its layer unless it is a map of many."""
+        return self.map if MapName.parse(self.map).spans_layers else f"{self.map} of layer {self.layer}"
 
     @property
     def best(self) -> tuple[AttackRow, ...]:
@@ -307,6 +319,7 @@ class AttackSummary:
         yield self.sentence
         names = [name for name in rows[0] if name != "flips" or self.flips]
         yield fitted(rows, names, list(EXPENDABLE), console, options)
+        yield " ".join(said for name, said in LEGEND.items() if name in names)
 
     def to_json(self) -> str:
         """Return one JSON object."""

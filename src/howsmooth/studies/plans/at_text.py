@@ -110,7 +110,7 @@ def model_and_text(asked: Any, windows: Windows, resources: Resources, *, parts:
     check_device(where.device)
     transformer = resources.transformer(asked.model, where, reading)
     inputs = resources.inputs(transformer, source, special_tokens=windows.special_tokens)
-    windows, remarks = _within_positions(windows, transformer) if inputs.lengths is None else (windows, ())
+    windows, remarks = _default_lengths(windows, transformer, inputs) if inputs.lengths is None else (windows, ())
     if transformer.stream is not None:
         remarks += (transformer.stream.note,)
     dtype = str(next(transformer.module.parameters()).dtype).removeprefix("torch.")
@@ -130,16 +130,29 @@ def model_and_text(asked: Any, windows: Windows, resources: Resources, *, parts:
     )
 
 
-def _within_positions(windows: Windows, transformer: Transformer) -> tuple[Windows, tuple[str, ...]]:
-    """Leave out the default lengths that are too long for a model, and say so; lengths that are given stay."""
-    limit = transformer.max_length
-    if limit is None or windows.lengths not in (LENGTHS, (LENGTH,)) or max(windows.lengths) <= limit:
+def _default_lengths(windows: Windows, transformer: Transformer, inputs: Inputs) -> tuple[Windows, tuple[str, ...]]:
+    """Leave out default lengths that a model or a text is too short for, and say so; lengths that are given stay."""
+    limit, remarks = transformer.max_length, []
+    if windows.lengths not in (LENGTHS, (LENGTH,)):
         return windows, ()
-    lengths = tuple(length for length in windows.lengths if length <= limit) or (limit,)
+    lengths = windows.lengths
+    if limit is not None and max(lengths) > limit:
+        lengths = tuple(length for length in lengths if length <= limit) or (limit,)
+        remarks.append(f"{transformer.name!r} has positions for {limit} tokens: {_which(lengths, windows)}")
+    if inputs.room is not None and inputs.room(max(lengths), windows.stride) < windows.sequences:
+        fit = [n for n in LENGTHS if n <= max(lengths) and inputs.room(n, windows.stride) >= windows.sequences]
+        if fit:  # or else it is refused, with how many there are
+            lengths = tuple(fit) if len(windows.lengths) > 1 else (fit[-1],)
+            remarks.append(
+                f"the text has no {windows.sequences} windows of {max(windows.lengths)} tokens: "
+                f"{_which(lengths, windows)}"
+            )
+    return replace(windows, lengths=lengths), tuple(remarks[-1:])
+
+
+def _which(lengths: tuple[int, ...], windows: Windows) -> str:
     taken = ", ".join(map(str, lengths))
-    which = f"of the default lengths {taken} are measured" if len(windows.lengths) > 1 else f"windows have {taken}"
-    said = f"{transformer.name!r} has positions for {limit} tokens: {which}"
-    return replace(windows, lengths=lengths), (said,)
+    return f"of the default lengths {taken} are measured" if len(windows.lengths) > 1 else f"windows have {taken}"
 
 
 def _windows(windows: Windows, source: Source, inputs: Inputs) -> tuple[Window, ...]:

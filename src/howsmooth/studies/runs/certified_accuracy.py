@@ -243,7 +243,8 @@ class CertifiedAccuracy:
         moving = "words that move together" if all(len(word.places) > 1 for word in self._words) else "one word moves"
         where = f"{first.model} on {count(total, 'sentence')}, {moving}, {first.norm} of {first.place}"
         wrong = f"; {total - self.clean} misclassified and not certified" if self.clean < total else ""
-        return f"{', '.join(said)}: {where}{wrong}."
+        answer = f"{', '.join(said)}: {where}{wrong}."
+        return answer[0].upper() + answer[1:]
 
     @property
     def rows(self) -> list[dict[str, str]]:

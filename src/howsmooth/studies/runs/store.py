@@ -203,6 +203,8 @@ def require_run(folder: str | os.PathLike[str]) -> None:
         raise FileError(f"{os.fspath(folder)!r} holds no run: it is a file; give its folder, {str(path.parent)!r}?")
     if not (path / FILE).is_file():
         missing = f"there is no {FILE} in it" if path.is_dir() else "there is no such folder"
+        if (path / "config.json").is_file():
+            missing = f"it is a model; howsmooth measure {folder} makes a run of it"
         raise FileError(f"{os.fspath(folder)!r} holds no run: {missing}; howsmooth runs lists those there are.")
 
 
