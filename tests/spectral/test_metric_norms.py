@@ -123,7 +123,7 @@ def test_row_and_column_sums_are_exact(metric, products, rng, monkeypatch):
     # by products, or where these would be too many, by the blocks of attention
     monkeypatch.setattr("howsmooth.spectral.metric_norms.BASIS_PRODUCTS", products)
     f, _X = head(rng, n=4, d=3)
-    X = torch.randn(2, 4, 3, generator=rng, dtype=torch.float64)
+    X = torch.randn(12, 4, 3, generator=rng, dtype=torch.float64)
     J = torch.stack([dense_jacobian(f, x) for x in X]).abs()
     truth = J.sum(2 if metric == "entries" else 1).amax(-1)
     found = hs.local_lipschitz(f, X, metric=metric)
