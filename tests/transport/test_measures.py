@@ -122,7 +122,7 @@ def test_on_uniform_weights_the_mean_field_map_is_the_sequence_map(rng):
     ("text", "got"), [('{"atoms": [[1.0]], "masses": [1]}', "'atoms', 'masses'"), ("[[1.0]]", "no points")]
 )
 def test_a_measure_in_other_json_is_refused_with_the_form_that_is_read(text, got):
-    with pytest.raises(ShapeError) as refused:
-        DiscreteMeasure.from_json(text)
+    with pytest.raises(hs.errors.ShapeError) as refused:
+        hs.transport.DiscreteMeasure.from_json(text)
     assert '{"points": [[…], …], "weights": […]}' in str(refused.value)
     assert str(refused.value).endswith(f"got {got}.")

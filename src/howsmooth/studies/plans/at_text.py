@@ -132,10 +132,11 @@ def model_and_text(asked: Any, windows: Windows, resources: Resources, *, parts:
 
 def _default_lengths(windows: Windows, transformer: Transformer, inputs: Inputs) -> tuple[Windows, tuple[str, ...]]:
     """Leave out default lengths that a model or a text is too short for, and say so; lengths that are given stay."""
-    limit, remarks = transformer.max_length, []
+    limit = transformer.max_length
+    remarks: list[str] = []
     if windows.lengths not in (LENGTHS, (LENGTH,)):
         return windows, ()
-    lengths = windows.lengths
+    lengths: tuple[int, ...] = windows.lengths
     if limit is not None and max(lengths) > limit:
         lengths = tuple(length for length in lengths if length <= limit) or (limit,)
         remarks.append(f"{transformer.name!r} has positions for {limit} tokens: {_which(lengths, windows)}")
