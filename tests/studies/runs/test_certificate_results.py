@@ -71,7 +71,7 @@ def test_a_test_set_counts_what_is_right_what_is_proven_and_what_no_attack_chang
     assert [at.eps for at in found.curve] == [0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0]
     assert found.headline == found.at(0.05)
     assert found.sentence == (
-        "clean 80.0 %, certified 40.0 % and attacked 60.0 % at ε = 0.05: reviews on 5 sentences, one word moves, "
+        "Clean 80.0 %, certified 40.0 % and attacked 60.0 % at ε = 0.05: reviews on 5 sentences, one word moves, "
         "ℓ₂ of embeddings; 1 misclassified and not certified."
     )
     assert [word.spelled for _each, word in found.fragile] == ["word0", "film", "word1", "film", "word2"]
@@ -89,12 +89,12 @@ def test_a_test_set_counts_what_is_right_what_is_proven_and_what_no_attack_chang
 
 def test_sentences_without_labels_have_no_clean_accuracy_and_one_that_is_alone_stands_for_itself():
     (found,) = summarise(a_set([0.01, 0.02], expected=""))
-    assert found.sentence.startswith("certified 50.0 % and attacked 100.0 % at ε = 0.02")
+    assert found.sentence.startswith("Certified 50.0 % and attacked 100.0 % at ε = 0.02")
     (alone,) = summarise(a_set([0.01], expected=""))
     assert alone.sentence.startswith("'word0 film' is classified as 'good'")
     (hopeless,) = certified_sets(summarise_certificates(a_set([], wrong=2)))
     assert (hopeless.curve, hopeless.headline) == ([], None)
-    assert hopeless.sentence.startswith("clean 0.0 %: reviews on 2 sentences")
+    assert hopeless.sentence.startswith("Clean 0.0 %: reviews on 2 sentences")
 
 
 def test_the_curve_is_drawn_with_counts_and_a_word_without_a_flip_has_one_point():
