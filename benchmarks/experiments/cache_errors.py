@@ -10,6 +10,7 @@ import dataclasses
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from scipy.stats import spearmanr
@@ -137,7 +138,7 @@ def ties(model: hs.Transformer, tokens: torch.Tensor, schemes: tuple[str, ...]) 
 
         exact = Places(subject=Subject.of(model, tokens), schemes=[found])
         off = dataclasses.replace(exact, schemes=[dataclasses.replace(found, rounded=rounded)])
-        config = model.module.config
+        config: Any = model.module.config
         heads = [(layer, head) for layer in range(len(model.layers)) for head in range(config.num_key_value_heads)]
         for kind in ("key", "value"):
             recipe = {f"cache.{layer}.{kind}.{head}": label for layer, head in heads}
