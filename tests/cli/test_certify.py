@@ -7,6 +7,8 @@ from sentences import save_classifier, small_classifier
 from small import folder_model, module, save_model, tokenizer
 
 import howsmooth as hs
+from howsmooth.certificates.sentences import tokenizer_of
+from howsmooth.studies.kinds.certified_radii import _nearest
 from howsmooth.studies.runs.run import read_run
 
 __all__ = ["folder_model", "module", "save_classifier", "save_model", "small_classifier", "tokenizer"]
@@ -218,6 +220,16 @@ def test_a_table_is_a_test_set_in_its_order_with_other_columns_left_out(certify,
     assert word["norm"] == pytest.approx(
         hs.certify(small_classifier, TEXT, word=1).embeddings[1].norm().item(), rel=1e-6
     )
+
+
+def test_rows_of_a_table_behind_the_vocabulary_are_no_nearest_word(small_classifier):
+    model = hs.load(small_classifier)
+    words, token = tokenizer_of(model).size, tokenizer_of(model).encode("film")[0]
+    table = model.module.resize_token_embeddings(words + 1, mean_resizing=False).weight.data
+    table[words] = table[token] + 1e-3
+    found = _nearest(model, token, 2.0)
+    assert found["nearest"] > 1e-2
+    assert found["nearest_word"] != "None"
 
 
 def test_a_label_for_all_beside_labels_of_their_own_is_refused(certify, tmp_path):

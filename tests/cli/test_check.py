@@ -41,3 +41,10 @@ def test_a_file_that_is_not_there(howsmooth):
     done = howsmooth("check", "nowhere.json", "--model", "reviews")
     assert done.code == 2
     assert "nowhere.json" in done.err
+
+
+def test_a_folder_is_no_proof_file(howsmooth, tmp_path):
+    done = howsmooth("check", str(tmp_path), "--model", "reviews")
+    assert done.code == 2
+    assert "is a folder; name the proof file" in done.err
+    assert "there is no file" not in done.err

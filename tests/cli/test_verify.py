@@ -38,6 +38,7 @@ def test_a_verdict_comes_first_and_decides_the_exit_code(howsmooth, tmp_path, ne
     proven = howsmooth("verify", str(path), str(written(tmp_path, x, 0.001, label)))
     assert proven.code == 0
     assert proven.out.startswith("Proven: no input of the box has an unsafe output")
+    assert "at the centre; inputs " in proven.out
     results = tmp_path / "result.txt"
     wanted = str(written(tmp_path, x, 5.0, label))
     falsified = howsmooth("verify", str(path), wanted, "--results", str(results), "--json")
@@ -48,6 +49,10 @@ def test_a_verdict_comes_first_and_decides_the_exit_code(howsmooth, tmp_path, ne
     assert lines[0] == "sat"
     assert lines[1].startswith("((X_0 ")
     assert lines[-1].startswith("(Y_2 ")
+    assert "--results FILE writes it to a file" in howsmooth("verify", str(path), wanted).out
+    written_there = howsmooth("verify", str(path), wanted, "--results", "there.txt").out
+    assert written_there.rstrip().endswith("It is in there.txt.")
+    assert (tmp_path / "there.txt").read_text(encoding="utf-8").startswith("sat")
 
 
 @pytest.mark.parametrize("arguments", [("nothing.onnx", "nothing.vnnlib")])

@@ -41,6 +41,8 @@ def check(
 
     Example: howsmooth check proof.json --model minilm
     """
+    if proof.is_dir():
+        raise FileError(f"{str(proof)!r} is a folder; name the proof file in it that .save wrote.", field="proof")
     if not proof.is_file():
         raise FileError(f"there is no file {str(proof)!r}.", field="proof")
     require_size(proof, "proof", field="proof")

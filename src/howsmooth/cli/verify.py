@@ -58,7 +58,7 @@ def verify(
         cost = {"seconds": verdict.seconds, "pieces": verdict.nodes, "uses": verdict.uses}
         print_json({"status": verdict.status} | lists | cost)
     else:
-        for line in _sentences(verdict):
+        for line in _sentences(verdict, results):
             say(line)
     raise typer.Exit(CODES[verdict.status])
 
@@ -73,10 +73,11 @@ def competition_result(verdict: "Verdict") -> str:
     return word + "\n(" + "\n".join(values) + ")\n"
 
 
-def _sentences(verdict: "Verdict") -> list[str]:
+def _sentences(verdict: "Verdict", results: Path | None) -> list[str]:
     took = f"{verdict.seconds:.1f} s"
     if verdict.status == "falsified":
-        return [f"Falsified: an input of the box has an unsafe output ({took}). --json and --results write it."]
+        where = f"It is in {results}." if results else "--results FILE writes it to a file, --json prints it."
+        return [f"Falsified: an input of the box has an unsafe output ({took}). {where}"]
     least, uses = float(verdict.margins.min()), verdict.uses or {}
     if verdict.status == "proven":
         how = "" if verdict.nodes <= 1 else f", after splitting into {verdict.nodes} pieces"

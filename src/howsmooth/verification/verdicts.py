@@ -324,6 +324,6 @@ class _Margins:
 
     def uses(self, row: int) -> dict[str, float]:
         """Say what takes how much off the margin of one row."""
-        parts = {"pixels": self.pixels.abs().sum(1), "relu": self.units.abs().sum(1)}
+        parts = {"inputs": self.pixels.abs().sum(1), "relu": self.units.abs().sum(1)}
         parts |= {"second order": self.second_order, "remainder": self.remainder}
         return {"centre": float(self.centre[row])} | {name: float(x[row]) for name, x in parts.items()}

@@ -7,7 +7,7 @@ import pytest
 
 from howsmooth.errors import AssumptionError, FileError, UnsupportedModelError
 from howsmooth.models.inputs.text import read_text
-from howsmooth.models.loading.names import check_model_name
+from howsmooth.models.loading.names import check_model_name, not_found
 from howsmooth.models.map_names import MapName
 
 
@@ -16,7 +16,7 @@ def test_names_and_texts_are_checked_without_torch():
 import sys
 import howsmooth.models.loading.names, howsmooth.models.families.registry
 from howsmooth.models.loading.names import check_model
-from howsmooth.models.loading.names import check_model_name
+from howsmooth.models.loading.names import check_model_name, not_found
 from howsmooth.models.map_names import MapName
 from howsmooth.models.inputs.text import read_text
 check_model_name("minilm"), check_model_name("somebody/something"), MapName.parse("head:3"), read_text("alice")
@@ -120,3 +120,15 @@ def test_what_is_no_text_is_refused(tmp_path, content, words):
 def test_a_text_must_be_a_file(path, what):
     with pytest.raises(FileError, match=what):
         read_text(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nope", "; known are minilm, "),  # its letters are in random:mpnet, too
+        ("rewiews", "; did you mean reviews?"),
+        ("bertt", "; did you mean random:bert"),
+    ],
+)
+def test_only_names_that_are_near_are_suggested(name, words):
+    assert words in not_found(name)

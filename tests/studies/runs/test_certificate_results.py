@@ -38,6 +38,18 @@ def test_what_is_not_found_is_said_and_is_null_in_json():
     assert "none found" in shown.get()
 
 
+def test_the_legend_speaks_of_the_columns_that_are_shown():
+    (found,) = summarise_certificates(certificates(together=False))
+    for width, there in ((200, True), (45, False)):
+        console = Console(width=width)
+        with console.capture() as shown:
+            console.print(found)
+        said = " ".join(shown.get().split())
+        assert "Certified: proven, no shorter move" in said
+        for column in ("linear", "loosest stage"):
+            assert (f" {column} " in said) == (f"{column.capitalize()}: " in said) == there, (width, column)
+
+
 def test_norms_and_places_are_kept_apart():
     records = certificates(together=False)
     other = [replace(r, ask=replace(r.ask, metric="entries", at="attention", layer=2)) for r in records]

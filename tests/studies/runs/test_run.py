@@ -89,6 +89,12 @@ def test_typical_gains_of_an_earlier_version_have_no_interval_and_one_digit(tmp_
     assert "interval" not in old.legend
 
 
+def test_the_worst_is_a_geometric_mean_and_is_called_one(tmp_path):
+    (found,) = made(tmp_path, [record(0, 4, w, lower=x, upper=x) for w, x in enumerate((1.0, 4.0))]).measurements
+    assert found.layers[0].constant == pytest.approx(2.0)
+    assert "(geometric mean over windows)" in found.legend
+
+
 def test_the_interval_of_a_mean_over_windows_is_narrower_than_that_of_each():
     (one,) = measurement([record(0, 4, 0)]).layers
     (many,) = measurement([record(0, 4, 0, typical=0.1) for _w in range(20)]).layers

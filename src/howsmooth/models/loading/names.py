@@ -152,11 +152,12 @@ def may_be_hub_id(name: str) -> bool:
 
 def not_found(name: str, why: str = "nor a hub id within reach") -> str:
     """Return the message for a name that stands for nothing, with the nearest names."""
-    names = (*BUILT_IN, *(RANDOM + family for family in FAMILIES))
-    near = nearest(name, names)
+    near = difflib.get_close_matches(name.removeprefix(RANDOM), (*BUILT_IN, *FAMILIES), n=3)
     # the families are too many to list in a sentence
     hint = (
-        near if "did you mean" in near else f"; known are {', '.join(BUILT_IN)} and {RANDOM}FAMILY (howsmooth models)."
+        f"; did you mean {' or '.join(each if each in BUILT_IN else RANDOM + each for each in near)}?"
+        if near
+        else f"; known are {', '.join(BUILT_IN)} and {RANDOM}FAMILY (howsmooth models)."
     )
     return f"no model {name!r}: neither a built-in, nor a folder here, {why}{hint}"
 

@@ -269,15 +269,17 @@ def _nearest(transformer: "Transformer", token: int, p: float) -> dict[str, Any]
 
     from howsmooth.certificates.sentences import special_tokens, tokenizer_of
     from howsmooth.models.families.parameters import token_table
+    from howsmooth.models.inputs.text import HubTokenizer
 
-    embeddings = token_table(transformer.module)
+    embeddings, tokenizer = token_table(transformer.module), tokenizer_of(transformer)
     if embeddings is None:
         return {}
-    table = embeddings.weight.detach().double()
+    # tables are padded: rows behind the vocabulary are no words
+    table = embeddings.weight.detach()[: tokenizer.size if isinstance(tokenizer, HubTokenizer) else None].double()
     apart = torch.linalg.vector_norm(table - table[token], p, dim=1)
-    apart[[token, *(i for i in special_tokens(tokenizer_of(transformer)) if i < len(table))]] = torch.inf
+    apart[[token, *(i for i in special_tokens(tokenizer) if i < len(table))]] = torch.inf
     nearest = int(apart.argmin())
-    return {"nearest": finite(float(apart[nearest])), "nearest_word": tokenizer_of(transformer).pieces([nearest])[0]}
+    return {"nearest": finite(float(apart[nearest])), "nearest_word": tokenizer.pieces([nearest])[0]}
 
 
 def _certifier(transformer: "Transformer", sentence: str, at: str, layer: int) -> "tuple[SentenceCertifier, list[int]]":

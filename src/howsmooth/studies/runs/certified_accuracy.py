@@ -17,11 +17,17 @@ if TYPE_CHECKING:
 
 # A word is fragile where so many times the smallest attacked radius of its sentence is enough.
 FRAGILE = 1.25
+# What the columns of words mean, where they are shown.
+MEANINGS = {
+    "certified": "Certified: proven, no shorter move of this word alone changes the class.",
+    "attacked": "Attacked: a move as long as this does.",
+    "nearest": "Nearest: how far the embedding of the nearest other word is.",
+    "norm": "Norm: the size of what moves, before it moves.",
+    "linear": "Linear: how far the first order alone would let it move, neither proven nor found.",
+    "fragile": "Fragile: what attacks change most easily.",
+    "loosest stage": "Loosest stage: what takes most of the margin in the proof, and at which token.",
+}
 # Columns that leave a narrow terminal, the first ones first.
-LEGEND = (
-    "Certified: proven, no shorter move of this word alone changes the class. Attacked: a move as long as this does. "
-    "Nearest: how far the embedding of the nearest other word is. Fragile: what attacks change most easily."
-)
 EXPENDABLE = ("seconds", "linear", "loosest stage", "norm", "sentence")
 # So many sentences are shown word by word, and so many of the most fragile words of a test set.
 FEW = 3
@@ -129,8 +135,9 @@ class CertifiedSentence:
         yield self.sentence
         if not rows:
             return
-        yield fitted(rows, list(rows[0]), list(EXPENDABLE), console, options)
-        yield LEGEND
+        shown = fitted(rows, list(rows[0]), list(EXPENDABLE), console, options)
+        yield shown
+        yield " ".join(MEANINGS[name] for name in [str(column.header) for column in shown.columns] if name in MEANINGS)
         yield f"Radii in {self.norm} of {self.place}; margin {at_least(self.margin, 3)}."
 
     def to_json(self) -> str:

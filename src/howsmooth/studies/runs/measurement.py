@@ -121,7 +121,7 @@ class Measurement(ResultTable):
 
     @property
     def _mean(self) -> str:
-        return f" (mean over {self.thing}s)" if any(layer.windows > 1 for layer in self.layers) else ""
+        return f" (geometric mean over {self.thing}s)" if any(layer.windows > 1 for layer in self.layers) else ""
 
     @property
     def accuracy(self) -> str:
