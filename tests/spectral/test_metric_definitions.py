@@ -9,7 +9,7 @@ from oracles import dense_jacobian
 
 import howsmooth as hs
 from howsmooth import metrics
-from howsmooth.spectral.metric_norms import climb
+from howsmooth.spectral.metric_norms import bracket_in, climb
 
 
 def test_comparisons_with_the_euclidean_norm_are_attained():
@@ -102,19 +102,29 @@ class Counted:
         return self.op.vjp(G)
 
 
-def test_climbing_never_falls_below_its_start_and_counts_its_products(rng):
+def test_climbing_never_falls_below_its_start(rng):
     X = gaussian(rng, 3, 2)
     f = hs.Attention.single_head(A=gaussian(rng, 2, 2), V=gaussian(rng, 2, 2))
     J = dense_jacobian(f, X)
     corners = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * 6)
     truth = (corners @ J.mT).norm(dim=-1).max()
     best = corners[(corners @ J.mT).norm(dim=-1).argmax()].view(3, 2)
-    op = Counted(f.jacobian(X))
-    E, value, products = climb(op, best, metrics.entries, metrics.total, torch.Generator().manual_seed(0))
+    E, value, _products = climb(f.jacobian(X), best, metrics.entries, metrics.total, torch.Generator().manual_seed(0))
     torch.testing.assert_close(value, truth)  # the best corner is where it stays
     torch.testing.assert_close(metrics.total.size(f.jacobian(X).jvp(E)), truth)
-    # the start itself is moved by one step first
-    assert products == op.count - 2
+
+
+@pytest.mark.parametrize("limit", [2048, 0])
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [("total", "total"), ("entries", "total"), ("total", "token"), ("sum", "token"), ("sum", "sum")],
+)
+def test_all_products_that_a_bracket_takes_are_counted(given, wanted, limit, rng, monkeypatch):
+    monkeypatch.setattr("howsmooth.spectral.metric_norms.BASIS_PRODUCTS", limit)
+    pair = metrics.Metrics(input=metrics.NAMED[given], output=metrics.NAMED[wanted])
+    op = Counted(hs.maps.Dense(gaussian(rng, 3, 4)).jacobian(gaussian(rng, 5, 4)))
+    found = bracket_in(op, pair, hs.spectral_norm, 1e-3, 0.999, torch.Generator().manual_seed(0))
+    assert found.products == op.count
 
 
 def test_what_is_attained_is_told_with_its_response_and_its_cost(rng):

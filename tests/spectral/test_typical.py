@@ -11,6 +11,7 @@ from rich.console import Console
 from torch.testing import assert_close
 
 import howsmooth as hs
+from howsmooth import metrics
 from howsmooth.errors import AssumptionError, NonFiniteError
 from howsmooth.maps.real_tokens import RealTokens
 from howsmooth.spectral.typical import mean_gain, mean_square_interval, typical_gain_of
@@ -178,6 +179,34 @@ def test_a_bracket_that_is_known_already_costs_no_product(rng):
     J = f.jacobian(gauss(rng, 4, 6))
     found = typical_gain_of(J, samples=3, seed=rng, estimate=hs.spectral_norm(J, seed=rng))
     assert (found.samples, found.products) == (3, 4)
+
+
+PADDED = {
+    "weighted": metrics.weighted(torch.diag(torch.tensor([1.0, 4.0, 9.0, 1.0, 2.0, 3.0], dtype=torch.float64))),
+    "condition": metrics.condition,
+    "relative → total": metrics.Metrics(input=metrics.relative, output=metrics.total),
+    "condition → total": metrics.Metrics(input=metrics.condition, output=metrics.total),
+    "token → total": metrics.Metrics(input=metrics.token, output=metrics.total),
+    "total → token": metrics.Metrics(input=metrics.total, output=metrics.token),
+    "weighted → entries": metrics.Metrics(input=metrics.weighted(4 * torch.eye(6)), output=metrics.entries),
+}
+
+
+@pytest.mark.parametrize("metric", PADDED.values(), ids=PADDED)
+def test_padded_tokens_count_for_nothing_in_any_metric(metric, rng):
+    f = hs.Attention.random(heads=2, d=6, dtype=torch.float64, seed=rng)
+    X, real = gauss(rng, 2, 12, 6), torch.tensor([[True] * 2 + [False] * 10, [True] * 12])
+    masked = dataclasses.replace(f, positions=dataclasses.replace(f.positions, padding=real))
+    restricted = RealTokens(map=masked, real=real)
+    many, few = (
+        hs.typical_gain(restricted, X, metric=metric, samples=samples, confidence=0.9999, seed=rng)
+        for samples in (400, 7)
+    )
+    for row, n in enumerate((2, 12)):
+        alone = hs.typical_gain(f, X[row, :n], metric=metric, samples=400, seed=rng)
+        # exact between Euclidean metrics, otherwise a mean of samples; counting ten padded tokens divides it by 2.4
+        assert_close(many.value[row], alone.value, rtol=1e-9 if alone.low == alone.high else 0.2, atol=0.0)
+        assert few.low[row] <= alone.value <= few.high[row]
 
 
 def test_padded_tokens_count_for_nothing(rng):

@@ -16,7 +16,7 @@ from howsmooth.maps.heads import GIBIBYTE
 from howsmooth.maps.protocols import Map
 from howsmooth.metrics import Euclidean, Metric
 from howsmooth.spectral.autograd import evaluate, value_of
-from howsmooth.spectral.operators import Constrained, Differentiable, random_start
+from howsmooth.spectral.operators import CountedOperator, Differentiable, constrained, random_start
 
 Target = Callable[[Tensor], Tensor]
 Pullback = Callable[[Tensor], Tensor]
@@ -82,26 +82,6 @@ def value_and_pullback(f: Callable[[Tensor], Any], Z: Tensor) -> tuple[Float[Ten
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CountedOperator(Operator):
-    """A linear operator that counts its products."""
-
-    op: LinearOperator
-    spend: Callable[[int], None]  # called with one for every product with it or its transpose
-
-    def _push(self, E: Tensor) -> Tensor:
-        self.spend(1)
-        return self.op.jvp(E)
-
-    def _pull(self, G: Tensor) -> Tensor:
-        self.spend(1)
-        return self.op.vjp(G)
-
-    def constrain(self, E: Tensor) -> Tensor:
-        """Return the part of a perturbation that may move: all of it, unless some tokens are padding."""
-        return self.op.constrain(E) if isinstance(self.op, Constrained) else E
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class VectorOutput(Operator):
     """A derivative whose output is a vector, as one token."""
 
@@ -115,7 +95,7 @@ class VectorOutput(Operator):
 
     def constrain(self, E: Tensor) -> Tensor:
         """Return the part of a perturbation that may move."""
-        return self.op.constrain(E) if isinstance(self.op, Constrained) else E
+        return constrained(self.op, E)
 
 
 def vector_output(op: LinearOperator) -> VectorOutput:

@@ -17,7 +17,7 @@ from howsmooth.maps.attention import Attention
 from howsmooth.markup import paragraph, strict_json
 from howsmooth.metrics import Euclidean, LargestToken, Metric, Metrics, as_metrics
 from howsmooth.spectral.autograd import linearise, value_of
-from howsmooth.spectral.metric_norms import climb, isometric
+from howsmooth.spectral.metric_norms import climb, isometric, metrics_at
 from howsmooth.spectral.operators import HALF, measurable, require_map
 from howsmooth.spectral.solvers import spectral_norm
 from howsmooth.theory.around_input.neighbourhood import displacement_uppers
@@ -252,7 +252,7 @@ def prepare(
     check_value(there, X)
     if len(J.codomain) < 2:
         J = vector_output(J)
-    metrics = as_metrics(metric).at(X, as_tokens(there, tuple(X.shape[:-2])))
+    metrics = metrics_at(J, as_metrics(metric), X, as_tokens(there, tuple(X.shape[:-2])))
     if target is None:
         slope = first_order_gain(J, metrics, generator)
     else:

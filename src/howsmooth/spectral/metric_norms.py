@@ -16,9 +16,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from howsmooth.linear_operators import LinearOperator, Operator, fields_of, take
-from howsmooth.metrics import Euclidean, LargestEntry, LargestToken, Metric, Metrics, SumOfEntries, total
+from howsmooth.metrics import Euclidean, LargestEntry, LargestToken, Metric, Metrics, Relative, SumOfEntries, total
 from howsmooth.spectral.estimates import NormEstimate, Status
-from howsmooth.spectral.operators import Separable, basis_vector, compressed, require_finite_products
+from howsmooth.spectral.operators import (
+    CountedOperator,
+    Separable,
+    basis_vector,
+    compressed,
+    constrained,
+    require_finite_products,
+)
 from howsmooth.spectral.token_norm import BASIS_PRODUCTS, MARGIN_UNITS, RowSearch, no_proof, rows_of
 
 # Random starts of the alternating iteration where nothing is proven by it, and its steps.
@@ -58,6 +65,10 @@ class IsometricOperator(Operator):
 
     def _pull(self, G: Tensor) -> Tensor:
         return self.input.original_transpose(self.op.vjp(self.output.standard_transpose(G)))
+
+    def constrain(self, E: Tensor) -> Tensor:
+        """Return the part of a perturbation that may move: isometries act on each token by itself."""
+        return constrained(self.op, E)
 
     def compress(self) -> tuple["IsometricOperator", Callable[[Tensor], Tensor]]:
         """Restrict tokens to what the operator sees of their coordinates; numbers that multiply tokens commute."""
@@ -126,6 +137,12 @@ def has_proof(metrics: Metrics) -> bool:
     given, wanted = metrics.input, metrics.output
     tokens = isinstance(given, LargestToken) and isinstance(wanted, LargestToken)
     return tokens or wanted.dual_ball_of_basis or given.ball_of_basis
+
+
+def metrics_at(op: LinearOperator, metrics: Metrics, X: Tensor, Y: Tensor) -> Metrics:
+    """Return metrics at the tokens where a derivative is taken, and their outputs; padding has no part in norms."""
+    together = isinstance(metrics.input, Relative) and not metrics.input.per_token
+    return metrics.at(constrained(op, X) if together else X, Y)
 
 
 def isometric(op: LinearOperator, given: Metric, wanted: Metric) -> LinearOperator:
@@ -231,15 +248,14 @@ def _compared(
 ) -> NormEstimate:
     """Climb from below; from above compare both metrics with the Euclidean norm."""
     top = euclidean(isometric(op, given, wanted))
-    stretch, products = 1.0, top.products
+    stretch = 1.0
     start = given.original(top.direction) if isinstance(given, Euclidean) else top.direction
     if not isinstance(given, Euclidean):
         stretch *= given.euclidean_ratios(_shape(op.domain))[0]
     if not isinstance(wanted, Euclidean):
         stretch *= wanted.euclidean_ratios(_shape(op.codomain))[1]
     E, _value, spent = climb(op, start, given, wanted, generator)
-    products += spent
-    found = _attained(op, E, top.upper.double() * stretch, given, wanted, products=products)
+    found = _attained(op, E, top.upper.double() * stretch, given, wanted, products=top.products + spent)
     return replace(found, confidence=top.confidence)
 
 
@@ -247,16 +263,15 @@ def climb(
     op: LinearOperator, start: Tensor, given: Metric, wanted: Metric, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor, int]:
     """Climb from a direction and from random ones; return the best perturbation, what it attains, and the products."""
+    products: list[int] = []
+    op = CountedOperator(op=op, spend=products.append, **fields_of(op))
     starts = [given.steepest(op.vjp(op.jvp(start))), *(given.draw(start, generator) for _start in range(STARTS))]
-    ends, spent = [], 0
+    ends = []
     if block_count(op, given, wanted):
         value, E, _functional = _among_blocks(op, starts, given, wanted, LOOKS)
-        ends, spent = [(E, value.double())], 2 * (LOOKS + len(starts))
-    for E in starts:
-        value, E, steps = _climbed(op, E, given, wanted)
-        ends, spent = [*ends, (E, value)], spent + steps
-    E, value = _best(op, ends)
-    return E, value, spent
+        ends = [(E, value.double())]
+    E, value = _best(op, [*ends, *(_climbed(op, E, given, wanted) for E in starts)])
+    return E, value, len(products)
 
 
 def block_count(op: LinearOperator, given: Metric, wanted: Metric) -> int:
@@ -328,23 +343,22 @@ def _at_block(x: Float[Tensor, "*batch blocks width"], place: Int[Tensor, "*batc
     return x / torch.where(sizes > 0, sizes, 1.0) * mask.unsqueeze(-1)
 
 
-def _climbed(op: LinearOperator, E: Tensor, given: Metric, wanted: Metric) -> tuple[Tensor, Tensor, int]:
+def _climbed(op: LinearOperator, E: Tensor, given: Metric, wanted: Metric) -> tuple[Tensor, Tensor]:
     r"""Alternate :math:`Z\leftarrow` the support of JE, :math:`E\leftarrow` the steepest step of :math:`J^\top Z`.
 
     The norm is convex, so each step maximises a linear lower bound that touches it: the value never falls.
     """
     F = op.jvp(E)
-    value, products = wanted.size(F), 1
+    value = wanted.size(F)
     for _step in range(STEPS):
         new = given.steepest(op.vjp(wanted.support(F)))
         F = op.jvp(new)
-        products += 2
         before, after = value, wanted.size(F)
         rises = (after >= before)[..., None, None]
         E, value = torch.where(rises, new, E), torch.maximum(before, after)
         if bool((after <= before * (1 + 1e-4)).all()):
             break
-    return value, E, products
+    return E, value
 
 
 def alternate(

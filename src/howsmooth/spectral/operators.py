@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, DtypeError, NonFiniteError
-from howsmooth.linear_operators import LinearOperator
+from howsmooth.linear_operators import LinearOperator, Operator
 from howsmooth.ring_attention import TokenRing
 
 # Between these the squares of a vector's entries can be added up in float64 without under- or overflow.
@@ -107,6 +108,26 @@ class DifferentiableOnMeasures(Protocol):
         """Return the derivative when atoms move without splitting, in the metric of the masses."""
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CountedOperator(Operator):
+    """A linear operator that counts its products."""
+
+    op: LinearOperator
+    spend: Callable[[int], None]  # called with one for every product with it or its transpose
+
+    def _push(self, E: Tensor) -> Tensor:
+        self.spend(1)
+        return self.op.jvp(E)
+
+    def _pull(self, G: Tensor) -> Tensor:
+        self.spend(1)
+        return self.op.vjp(G)
+
+    def constrain(self, E: Tensor) -> Tensor:
+        """Return the part of a perturbation that may move."""
+        return constrained(self.op, E)
+
+
 def require_map(f: object) -> None:
     """Refuse what is neither a map nor anything that can be called."""
     if not (callable(f) or isinstance(f, Differentiable)):
@@ -153,6 +174,11 @@ def root_share(core: LinearOperator, op: LinearOperator) -> float:
 def compressed(op: LinearOperator) -> tuple[LinearOperator, Callable[[Tensor], Tensor]]:
     """Return an operator with the same singular values, the smallest it knows of, and the isometry back."""
     return op.compress() if isinstance(op, Compressible) else (op, lambda E: E)
+
+
+def constrained(op: LinearOperator, E: Tensor) -> Tensor:
+    """Return the part of a perturbation that may move: all of it, unless some tokens are padding."""
+    return op.constrain(E) if isinstance(op, Constrained) else E
 
 
 # The processes that hold parts of every vector; none where vectors are whole.
@@ -226,7 +252,7 @@ def random_start(op: LinearOperator, generator: torch.Generator | None) -> Float
         start = torch.randn(shape, dtype=op.dtype, device=device, generator=generator).to(op.device)
     else:
         start = ring.draw(torch.empty(shape, dtype=op.dtype, device=op.device), generator)
-    return unit(op.constrain(start) if isinstance(op, Constrained) else start, op.batch)
+    return unit(constrained(op, start), op.batch)
 
 
 def informed_start(

@@ -20,7 +20,7 @@ from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
 from howsmooth.spectral.estimates import NormEstimate, SingularValues, Status, gravest
 from howsmooth.spectral.lanczos_upper_bound import least_overlap
-from howsmooth.spectral.metric_norms import bracket_in, has_proof
+from howsmooth.spectral.metric_norms import bracket_in, has_proof, metrics_at
 from howsmooth.spectral.operators import (
     Differentiable,
     Guessing,
@@ -113,7 +113,7 @@ def local_lipschitz(
         return _over_group(f, X, group, metrics, rtol, confidence, certify, max_steps, generator)
     op = linearise(f, X)
     if metrics.depend_on_tokens:
-        metrics = metrics.at(X, f(X))
+        metrics = metrics_at(op, metrics, X, f(X))
     check_settings(op, rtol, chance, max_steps)  # the result has this dtype, whatever measures it
     given, share, visible = op.dtype, widening(op), VISIBLE_SHARE * rtol
     # the part of rtol that is set aside for rounding

@@ -18,13 +18,13 @@ from howsmooth.markup import paragraph, strict_json, table
 from howsmooth.metrics import Euclidean, LargestToken, Metric, Metrics, Relative, as_metrics, total
 from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.estimates import NormEstimate
-from howsmooth.spectral.metric_norms import bracket_in, isometric
+from howsmooth.spectral.metric_norms import bracket_in, isometric, metrics_at
 from howsmooth.spectral.operators import (
-    Constrained,
     basis_vector,
     broadcast,
     check_operator,
     compressed,
+    constrained,
     norms,
     random_start,
     require_finite_products,
@@ -143,7 +143,7 @@ def typical_gain(
         )
     op = linearise(f, X)
     if metrics.depend_on_tokens:
-        metrics = metrics.at(X, f(X))
+        metrics = metrics_at(op, metrics, X, f(X))
     if isinstance(metrics.input, Euclidean) and isinstance(metrics.output, Euclidean):
         op = isometric(op, metrics.input, metrics.output)
         return typical_gain_of(op, samples=samples, confidence=confidence, seed=seed)
@@ -165,7 +165,6 @@ def _gain_on_spheres(
     """
     if isinstance(metrics.input, Euclidean):
         op, metrics = isometric(op, metrics.input, total), Metrics(input=total, output=metrics.output)
-    dimension = (op.domain[-1] if isinstance(metrics.input, LargestToken) else math.prod(op.domain)) - 1
     trusted = 1 - 0.1 * (1 - confidence)  # a tenth of the doubt is that of the largest gain
     found = bracket_in(
         op,
@@ -175,13 +174,16 @@ def _gain_on_spheres(
         trusted,
         generator,
     )
-    like = torch.empty((*op.batch, *op.domain), dtype=op.dtype, device=op.device)
-    gains = torch.stack(
-        [metrics.output.size(op.jvp(metrics.input.draw(like, generator))) for _sample in range(samples)]
-    )
+    if isinstance(metrics.input, LargestToken):
+        like, dimension = torch.empty((*op.batch, *op.domain), dtype=op.dtype, device=op.device), op.domain[-1] - 1
+        noise = (metrics.input.draw(like, generator) for _sample in range(samples))
+    else:
+        noise, dimension = (random_start(op, generator) for _sample in range(samples)), _dimensions(op) - 1
+    gains = torch.stack([metrics.output.size(op.jvp(E)) for E in noise])
     require_finite_products(gains)
     largest, mean, value = found.upper.double(), gains.mean(0), gains.square().mean(0).sqrt()
-    spread = largest / math.sqrt(dimension) if dimension else torch.full_like(largest, math.inf)
+    root = torch.as_tensor(dimension, device=op.device).double().sqrt()
+    spread = torch.where(root > 0, largest / root, math.inf)
     away = spread * math.sqrt(2 * math.log(2 / (0.9 * (1 - confidence))) / samples)
     low, high = (mean - away).clamp_min(0), torch.minimum(torch.hypot(mean + away, spread), largest)
     return _gain(op, (value, low, torch.maximum(high, value)), confidence, samples, found.products + samples)
@@ -335,7 +337,7 @@ def _gain(
 def _dimensions(op: LinearOperator) -> Float[Tensor, "*batch"]:
     """Return the dimension of the space in which perturbations live, for each operator of the batch."""
     ones = torch.ones((*op.batch, *op.domain), dtype=op.dtype, device=op.device)
-    return norms(op.constrain(ones) if isinstance(op, Constrained) else ones, op.batch).square().round()
+    return norms(constrained(op, ones), op.batch).square().round()
 
 
 def _check(samples: int, confidence: float) -> None:
