@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,7 +21,16 @@ from howsmooth.maps.real_tokens import RealTokens
 from howsmooth.spectral.lanczos_upper_bound import least_overlap
 from howsmooth.spectral.metric_norms import bracket_in, isometric
 from howsmooth.spectral.operators import compressed
-from howsmooth.spectral.token_norm import ROUNDS, DenseRows, ProductRows, RowSearch, _bidiagonal, _unit, _weights
+from howsmooth.spectral.token_norm import (
+    MARGIN_UNITS,
+    ROUNDS,
+    DenseRows,
+    ProductRows,
+    RowSearch,
+    _bidiagonal,
+    _unit,
+    _weights,
+)
 
 
 def head(rng, *, n, d, heads=2, k=2, size=1.0, **options):
@@ -136,6 +146,49 @@ def test_row_and_column_sums_are_exact(metric, products, rng, monkeypatch):
         assert (found.lower <= truth).all()
         assert (truth <= found.upper).all()
     assert largest == {0, 1, 2}
+
+
+@pytest.mark.parametrize("wanted", ["total", "token"])
+def test_from_sums_the_norm_is_that_of_the_largest_column(wanted, rng):
+    pair = metrics.Metrics(input=metrics.sum, output=metrics.NAMED[wanted])
+    for _map in range(4):
+        f, X = head(rng, n=4, d=3)
+        columns = dense_jacobian(f, X).mT.reshape(12, 4, 3)
+        found = hs.local_lipschitz(f, X, metric=pair)
+        torch.testing.assert_close(found.lower, pair.output.size(columns).max())
+        torch.testing.assert_close(found.upper, found.lower)
+
+
+@pytest.mark.parametrize("metric", ["entries", "sum"])
+def test_upper_ends_are_those_of_the_entries_and_their_rounding_whatever_products_attain(metric, rng, monkeypatch):
+    monkeypatch.setattr("howsmooth.spectral.metric_norms.BASIS_PRODUCTS", 0)
+
+    class Shrunk(DenseOperator):
+        """An operator whose products are smaller than its rows."""
+
+        def _push(self, E):
+            return 0.7 * super()._push(E)
+
+        def token_rows(self):
+            return SimpleNamespace(blocks=lambda: self.J.movedim(1, 2))
+
+    J = torch.randn(3, 8, 3, 4, generator=rng)
+    op = Shrunk(J=J, **on_tokens(torch.zeros(3, 4)) | {"codomain": (3, 8)})
+    found = bracket_in(op, metrics.as_metrics(metric), hs.spectral_norm, 1e-3, 0.999, rng)
+    sums = J.double().abs().reshape(24, 12).sum(1 if metric == "entries" else 0)
+    room = MARGIN_UNITS * 8 * torch.finfo(J.dtype).eps
+    assert sums.max() * (1 + room) <= found.upper.double() <= sums.max() * (1 + 2 * room)
+    torch.testing.assert_close(found.lower.double(), 0.7 * sums.max(), rtol=1e-4, atol=0.0)
+
+
+def test_a_token_that_nothing_moves_is_never_the_largest(rng):
+    J = torch.randn(3, 2, 3, 2, generator=rng, dtype=torch.float64)
+    J[1] = 0
+    pair = metrics.Metrics(input=metrics.total, output=metrics.token)
+    found = hs.local_lipschitz(Linear(J), torch.zeros(3, 2, dtype=torch.float64), metric=pair, seed=rng)
+    truth = torch.linalg.matrix_norm(J.reshape(3, 2, 6), 2).max()
+    torch.testing.assert_close(found.lower, truth, rtol=1e-3, atol=0.0)
+    assert truth <= found.upper
 
 
 @pytest.mark.parametrize("given", ["entries", "sum", "total"])

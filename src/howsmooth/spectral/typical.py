@@ -175,14 +175,14 @@ def _gain_on_spheres(
         generator,
     )
     if isinstance(metrics.input, LargestToken):
-        like, dimension = torch.empty((*op.batch, *op.domain), dtype=op.dtype, device=op.device), op.domain[-1] - 1
+        like, free = torch.empty((*op.batch, *op.domain), dtype=op.dtype, device=op.device), torch.tensor(op.domain[-1])
         noise = (metrics.input.draw(like, generator) for _sample in range(samples))
     else:
-        noise, dimension = (random_start(op, generator) for _sample in range(samples)), _dimensions(op) - 1
+        noise, free = (random_start(op, generator) for _sample in range(samples)), _dimensions(op)
     gains = torch.stack([metrics.output.size(op.jvp(E)) for E in noise])
     require_finite_products(gains)
     largest, mean, value = found.upper.double(), gains.mean(0), gains.square().mean(0).sqrt()
-    root = torch.as_tensor(dimension, device=op.device).double().sqrt()
+    root = (free.to(largest) - 1).sqrt()
     spread = torch.where(root > 0, largest / root, math.inf)
     away = spread * math.sqrt(2 * math.log(2 / (0.9 * (1 - confidence))) / samples)
     low, high = (mean - away).clamp_min(0), torch.minimum(torch.hypot(mean + away, spread), largest)
