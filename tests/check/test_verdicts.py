@@ -10,8 +10,8 @@ import torch
 
 import howsmooth as hs
 from howsmooth.check import check_proof
-from howsmooth.check.balls import ball
-from howsmooth.check.boxes import BoxModel, CheckedBentUnits, Leaves, check_verdict, covers
+from howsmooth.check.balls import BallArray, ball
+from howsmooth.check.boxes import STEPS, BoxModel, CheckedBentUnits, Leaves, _linear_step, check_verdict, covers
 from howsmooth.check.checker import _checked
 from howsmooth.check.outcomes import CannotCheck, Refuted
 from howsmooth.errors import AssumptionError
@@ -63,6 +63,34 @@ def claimed():
     claim = verdict_claim(f, wanted, 0, 60)
     assert len(claim["unsafe"][0]["leaves"]) > 1
     return f, wanted, claim
+
+
+@pytest.mark.parametrize("residual", [0, 1])
+def test_what_tokens_are_known_up_to_is_part_of_what_is_beyond(residual, monkeypatch, rng):
+    """Behind a step whose balls have radii, functionals reach as far as the signs of all entries of these allow."""
+    loose, signs = 0.125, [-1.0, 1.0]
+
+    def uncertain(model, step):
+        value, linear, pull = _linear_step(model, step)
+        return BallArray(value.mid, value.rad + loose), BallArray(linear.mid, linear.rad + loose), pull
+
+    f = Affine(weight=gaussian(rng, 2, 2, 1, 3), bias=gaussian(rng, 2, 2))
+    inner = Affine(weight=gaussian(rng, 2, 2, 2, 2), bias=gaussian(rng, 2, 2))
+    steps = steps_of(Chain(f, Residual(inner) if residual else inner))
+    lower, upper = -np.ones(3), np.ones(3)
+    monkeypatch.setitem(STEPS, "affine", uncertain)
+    model = BoxModel(steps, lower, upper, 0)
+    assert not model.centre.rad.any()
+    assert not model.linear.rad.any()
+    functional = np.array([[[1.0, -2.0], [0.5, 0.0]]])
+    below, above = model.beyond_linear(ball(functional), False)
+    corners = np.stack(np.meshgrid(*[signs] * 3)).reshape(3, -1)
+    coordinates = np.abs(f.weight.numpy().reshape(4, 3) @ corners).sum(0).max()
+    # every coordinate of the image of the box at its largest at once is more than any input makes of them
+    most = np.abs(f.weight.numpy()).sum()
+    least = np.abs(functional).sum() * loose * (1 + coordinates)
+    for found in (below, above):
+        assert least <= found[0] <= np.abs(functional).sum() * loose * (1 + most) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -177,8 +177,17 @@ class BoxModel:
             n, d, r = self.linear.shape
             more = ball(np.zeros((n, d, linear.shape[-1] - r)))
             value, linear = value + self.centre, linear + concatenated([self.linear, more], -1)
-        self.centre, self.linear = value, linear
-        self.stages.append((lambda x, beyond: x + pull(x, beyond)) if residual else pull)
+        # Why not keep the radii: they would grow a thousandfold with every layer. Tokens are as well the middles and a
+        # rest, of which functionals are pulled back along the true derivatives.
+        reach = self.symbols.linear_range(ball(np.eye(linear.shape[-1])))  # of every coordinate and symbol
+        rest = ball((ball(value.rad) + (ball(linear.rad) @ reach.reshape(-1, 1)).reshape(*value.shape)).upper)
+        self.centre, self.linear = ball(value.mid), ball(linear.mid)
+
+        def stage(x: BallArray, beyond: Beyond) -> BallArray:
+            beyond.remainder = beyond.remainder + (ball(x.size) * rest).reshape(len(x.mid), -1).sum()
+            return x + pull(x, beyond) if residual else pull(x, beyond)
+
+        self.stages.append(stage)
 
     def beyond_linear(
         self,
