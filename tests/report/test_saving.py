@@ -51,7 +51,7 @@ def test_there_is_room_at_the_sides_for_wider_letters(tmp_path):
 def test_the_title_of_an_upright_axis_is_clear_of_labels_in_wider_letters(tmp_path):
     save_chart(draw(WHOLE["measurement"], "layers"), tmp_path / "chart.svg")
     text = (tmp_path / "chart.svg").read_text(encoding="utf-8")
-    titles = [float(x) for x in re.findall(r'translate\((-[0-9.]+),[-0-9.]+\) rotate\(-90\)', text)]
+    titles = [float(x) for x in re.findall(r"translate\((-[0-9.]+),[-0-9.]+\) rotate\(-90\)", text)]
     labels = re.findall(r'text-anchor="end"[^>]*>([^<]+)<', text)
     assert titles
     assert -max(titles) >= 7 + 0.65 * 12 * max(map(len, labels))  # ticks, and digits as wide as in any usual font

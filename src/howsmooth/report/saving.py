@@ -51,5 +51,7 @@ def _quiet(chart: "Chart") -> "Chart":
     axes = chart.properties(padding=PADDING).configure_axis(
         gridOpacity=0.35, labelFontSize=12, titleFontSize=13, titleFontWeight="normal"
     )
-    titles = axes.configure_axisY(titlePadding=TITLE_PADDING).configure_title(fontSize=14, fontWeight="normal", anchor="start")
+    titles = axes.configure_axisY(titlePadding=TITLE_PADDING).configure_title(
+        fontSize=14, fontWeight="normal", anchor="start"
+    )
     return titles.configure_legend(titleFontWeight="normal").configure_view(stroke=None)

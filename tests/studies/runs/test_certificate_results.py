@@ -83,8 +83,8 @@ def test_a_test_set_counts_what_is_right_what_is_proven_and_what_no_attack_chang
     assert [at.eps for at in found.curve] == [0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0]
     assert found.headline == found.at(0.05)
     assert found.sentence == (
-        "Clean accuracy 80.0 %, certified 40.0 % and under attack 60.0 % at ε = 0.05: reviews on 5 sentences, one word moves, "
-        "ℓ₂ of embeddings; 1 misclassified and not certified."
+        "Clean accuracy 80.0 %, certified 40.0 % and under attack 60.0 % at ε = 0.05: reviews on 5 sentences, "
+        "one word moves, ℓ₂ of embeddings; 1 misclassified and not certified."
     )
     assert [word.spelled for _each, word in found.fragile] == ["word0", "film", "word1", "film", "word2"]
     told = json.loads(found.to_json())
