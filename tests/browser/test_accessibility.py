@@ -128,6 +128,22 @@ def test_nothing_is_wider_than_a_phone(shown, run):
         assert figure.bounding_box()["width"] <= PHONE[0]
 
 
+def test_values_and_legend_of_the_ladder_of_bounds_end_before_the_edge_of_a_phone(shown):
+    report = shown("small", size=PHONE)
+    report.open_details()
+    ladder = report.find("figure.chart#bounds_ladder").first
+    ladder.scroll_into_view_if_needed()
+    ladder.locator("svg").first.wait_for()
+    edge = ladder.bounding_box()
+    written = ladder.locator("svg text").all()
+    begins = {text.text_content(): text.bounding_box()["x"] for text in written}
+    # under the names, which take more of the width than the axis
+    assert begins["worst perturbation, measured"] < begins["Lipschitz constant"] - 50
+    for box in (text.bounding_box() for text in written if text.text_content()):
+        assert edge["x"] - 1 <= box["x"]
+        assert box["x"] + box["width"] <= edge["x"] + edge["width"] + 1
+
+
 def lab(rgb, matrix):
     """CIELAB of a colour as seen with these cones."""
     linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in (c / 255 for c in rgb)]

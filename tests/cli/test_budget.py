@@ -1,12 +1,15 @@
 """``howsmooth budget``: the answer first, records that are kept, recipes for other tools, and what it refuses."""
 
 import json
+import re
 
 import pytest
 import torch
 import transformers
 from small import SMALL, beginning, folder_model, module, save_model, tokenizer
 
+from howsmooth.report.charts.error_budgets import draw_tokens
+from howsmooth.report.sections import Section
 from howsmooth.studies.runs.run import read_run
 
 __all__ = ["beginning", "folder_model", "module", "save_model", "tokenizer"]
@@ -53,6 +56,10 @@ def test_a_budget_is_told_kept_drawn_and_its_recipes_are_written(decoder, beginn
     assert "Half of what int3 costs sits in" in page
     assert "Size and cost of recipes" in page
     assert "of the positions bears" in page
+    (bars,) = draw_tokens(Section(name="budget", title="", records=run.records)).to_dict()["spec"]["layer"]
+    across, up = bars["encoding"]["x"], bars["encoding"]["y"]
+    assert across["scale"]["domain"] == [-0.5, 7.5]  # no position is negative
+    assert not re.search(r"0\.0000|e-", up["axis"]["labelExpr"].split("[indexof")[0])
     recipe, coarse, fine = json.loads(budget(*options, "--json").out)["budgets"]
     assert len(coarse["tokens"]) == 8
     assert coarse["measured"] == pytest.approx(sum(token["kl"] for token in coarse["tokens"]) / 8)
@@ -101,8 +108,9 @@ def test_classifiers_tell_of_labels_and_encoders_of_their_embeddings(howsmooth, 
     done = howsmooth("budget", "minilm", *sizes, "--out", "embeddings")
     assert done.code == 0, done.err
     said = " ".join(done.out.split())
-    assert "1 − cosine" in said
-    assert "Embeddings move by" in said
+    assert " of cosine distance (" in said
+    assert "Embeddings, of length one, move by" in said
+    assert "1 − cosine is half the square of that" in said
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_sentences_of_another_class_are_said_and_the_others_certified(certify, t
     wrong, right = sorted(read_run(tmp_path / "run").records, key=lambda record: record.ask.sentence)
     assert (right.ask.sentence, right.answer.spelled, right.answer.predicted) == ("gripping film", "film", "good")
     assert (wrong.ask.sentence, wrong.answer.predicted, wrong.answer.places) == ("dull film", "bad", ())
-    assert done.out.startswith("Clean 50.0 %, certified 50.0 % and attacked 50.0 % at ε = 0.0")
+    assert done.out.startswith("Clean accuracy 50.0 %, certified 50.0 % and under attack 50.0 % at ε = 0.0")
 
 
 def test_synonyms_are_counted_and_a_combination_that_changes_the_prediction_is_told(certify, tmp_path):
@@ -153,7 +153,7 @@ def test_a_label_in_a_file_is_the_class_that_should_win(certify, predicted, tmp_
     assert done.err == f"{said}1 line repeated: every sentence counts once.\n"
     found = {(r.ask.sentence, r.ask.expected, r.answer.certified > 0) for r in read_run(tmp_path / "run").records}
     assert found == {(TEXT, other, False), (one, winner, True), (two, winner, True)}
-    assert done.out.startswith("Clean 66.7 %, certified ")
+    assert done.out.startswith("Clean accuracy 66.7 %, certified ")
 
 
 def test_synonyms_heed_the_labels_in_a_file(certify, predicted, tmp_path):

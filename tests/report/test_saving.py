@@ -4,11 +4,13 @@ import re
 import subprocess
 import sys
 
+import altair as alt
 import pytest
 from drawn import WHOLE
 
 import howsmooth as hs
 from howsmooth.report.charts.mass_splitting import splitting_chart
+from howsmooth.report.drawing.scales import labelled, log_scale
 from howsmooth.report.figures import draw
 from howsmooth.report.saving import PADDING, checked_target, save_chart
 
@@ -46,6 +48,16 @@ def test_there_is_room_at_the_sides_for_wider_letters(tmp_path):
     chart.properties(padding=0).save(tmp_path / "tight.svg")
     roomy, tight = (_width(tmp_path / name) for name in ("roomy.svg", "tight.svg"))
     assert roomy - tight >= PADDING["left"] + PADDING["right"]
+
+
+def test_the_title_of_an_upright_axis_is_clear_of_labels_in_wider_letters(tmp_path):
+    up = alt.Y("y:Q", title="constant", scale=log_scale([1e5, 1e7]), axis=labelled([1e6]))
+    save_chart(alt.Chart(alt.Data(values=[{"x": 1, "y": 1e6}])).mark_point().encode(x="x:Q", y=up), tmp_path / "c.svg")
+    text = (tmp_path / "c.svg").read_text(encoding="utf-8")
+    assert ">1,000,000<" in text
+    (title,) = re.findall(r"translate\((-[0-9.]+),[-0-9.]+\) rotate\(-90\)", text)
+    # the tick and its gap, and digits and commas as wide as in DejaVu Sans, among the widest of usual fonts
+    assert -float(title) >= 7 + 12 * (7 * 0.636 + 2 * 0.318)
 
 
 def _width(path):

@@ -8,11 +8,14 @@ import re
 import pytest
 import yaml
 from rich.console import Console
+from sentences import save_classifier
 
 from howsmooth.errors import AssumptionError, FileError
 from howsmooth.studies import cards
 from howsmooth.studies.cards import Card, card, compare_cards, read_card, write_card
 from howsmooth.wording import at_least, at_most, exponent
+
+__all__ = ["save_classifier"]
 
 SMALL = dataclasses.replace(
     cards.PROTOCOLS["protocol-1"],
@@ -138,11 +141,18 @@ def test_side_by_side_names_and_digits_stay_on_a_narrow_terminal(found, tmp_path
     assert shown.split("worst layer:")[0].count(at_least(found.numbers["whole worst"].low, 3)) >= 3
 
 
-def test_what_a_model_has_no_place_for_is_left_out_with_the_reason(tiny, monkeypatch):
+def test_what_a_model_has_no_place_for_is_left_out_with_the_reason(save_classifier, monkeypatch):
+    monkeypatch.setitem(cards.PROTOCOLS, "small", SMALL)
+    made = card(save_classifier(labels=1), protocol="small")
+    assert "certified radius" not in made.numbers
+    assert any(note.startswith("without certificates:") and "one class" in note for note in made.notes)
+
+
+def test_of_what_is_no_classifier_no_certificates_are_missed(tiny, monkeypatch):
     monkeypatch.setitem(cards.PROTOCOLS, "small", SMALL)
     made = card(tiny, protocol="small")
     assert "certified radius" not in made.numbers
-    assert any(note.startswith("without certificates:") for note in made.notes)
+    assert not any("certificates" in note for note in made.notes)
 
 
 def test_bad_cards_and_protocols_are_refused(tmp_path, found):

@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     from howsmooth.report.drawing.tables import Chart
 
 ENDINGS = (".html", ".svg", ".pdf", ".png")
-# Who opens an SVG may have wider letters than who made it: room at the sides, so that no label is cut off.
+# Who opens an SVG may have wider letters than who made it: room at the sides, so that no label is cut off, and between
+# the labels of an axis and its title, so that neither is written over the other.
 PADDING = {"left": 36, "right": 32, "top": 6, "bottom": 6}
+TITLE_PADDING = 16
 
 
 def save_chart(chart: "Chart", path: str | os.PathLike[str]) -> None:
@@ -49,5 +51,7 @@ def _quiet(chart: "Chart") -> "Chart":
     axes = chart.properties(padding=PADDING).configure_axis(
         gridOpacity=0.35, labelFontSize=12, titleFontSize=13, titleFontWeight="normal"
     )
-    titles = axes.configure_title(fontSize=14, fontWeight="normal", anchor="start")
+    titles = axes.configure_axisY(titlePadding=TITLE_PADDING).configure_title(
+        fontSize=14, fontWeight="normal", anchor="start"
+    )
     return titles.configure_legend(titleFontWeight="normal").configure_view(stroke=None)

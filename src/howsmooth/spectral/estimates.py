@@ -47,7 +47,7 @@ class NormEstimate:
         residual: :math:`|J v - \theta u|` for the Ritz triplet that ``direction`` comes from, while
             :math:`J^\top u = \theta v` holds: some singular value is that near, not necessarily the largest.
         random_gain: How much the random start was amplified: one sample of what :func:`howsmooth.typical_gain`
-            estimates, without an error bar; none where the start was not random.
+            estimates, without an error bar and so printed with one digit; none where the start was not random.
         leading: How many singular values exceed half of the largest, for each batch element in turn: so many at least.
         products: How many products with the operator or its transpose were taken, all together.
         step_counts: How many Krylov (or power) steps were taken, for each batch element in turn.
@@ -138,7 +138,7 @@ class NormEstimate:
         many, worth = self.lower.numel(), f"({100 * self.confidence:.10g} %), {steps}"
         text = f"{low} ≤ Lip ≤ {high} {worth}"
         if many == 1 and self.random_gain is not None:
-            text += f"; a random direction: {number(float(self.random_gain))}"
+            text += f"; a random direction: about {number(float(self.random_gain), 1)}"
         if many > 1:
             # the spread of many constants is no error bar
             widest = float((self.upper / self.lower).nan_to_num(1.0).max())
@@ -153,7 +153,7 @@ class NormEstimate:
         rows = (
             (
                 *bracket_digits(float(row.lower), float(row.upper)),
-                "" if row.random_gain is None else number(float(row.random_gain)),
+                "" if row.random_gain is None else f"about {number(float(row.random_gain), 1)}",
                 row.status,
             )
             for row in self._flat()

@@ -20,6 +20,7 @@ from howsmooth.files import whole
 from howsmooth.markup import strict_json
 from howsmooth.models.inputs.text import read_text
 from howsmooth.models.load import load
+from howsmooth.models.parts.ends import NO_CLASSIFIER
 from howsmooth.models.transformer import Transformer
 from howsmooth.studies.plans.measurement_plan import measure
 from howsmooth.studies.runs.measurement import Measurement, least_smooth
@@ -295,8 +296,8 @@ def card(
 ) -> Card:
     """Measure everything that the card of a model holds, by a fixed protocol.
 
-    What a model has no place for (certificates of a model without classes, budgets of one that cannot be
-    differentiated) is left out, and the notes say why.
+    What a model has no place for (budgets of one that cannot be differentiated, certificates of a classifier that is
+    not read) is left out, and the notes say why; of what is no classifier certificates are not asked.
 
     Args:
         model: What :func:`howsmooth.load` takes, or what it returned.
@@ -345,8 +346,9 @@ def card(
         "the whole model": lambda: _whole(found, rules),
         "attention weights": lambda: _weights(found, rules, lengths[-1], layers),
         "error budgets": lambda: _budgets(found, rules),
-        "certificates": lambda: _certificates(found, rules),
     }
+    if found.ends.class_head != NO_CLASSIFIER:  # nobody misses certificates of what decides nothing
+        parts["certificates"] = lambda: _certificates(found, rules)
     for done, (name, part) in enumerate(parts.items()):
         say(LAYERS + (1 - LAYERS) * done / (len(parts) - 1), name)
         try:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from howsmooth.studies.asks import AtText
 from howsmooth.studies.settings import Solver
+from howsmooth.wording import number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,6 +17,19 @@ if TYPE_CHECKING:
 PASSES, WINDOWS = 32, 4
 # A pass costs about so much of a measurement of one layer.
 PASS_COST = 2.0
+# What costs of embeddings count, as answers have it.
+COSINE = "1 − cosine"
+
+
+def cost_in_words(value: float, cost: str) -> str:
+    """Say a cost with what it counts.
+
+    >>> cost_in_words(0.5, "nats a token"), cost_in_words(0.5, COSINE)
+    ('0.5 nats a token', '0.5 of cosine distance')
+    """
+    if cost.startswith("nats"):
+        return f"{number(value)} {cost}"
+    return f"{number(value)} of {'cosine distance' if cost == COSINE else cost}"
 
 
 class AtWindows(AtText, frozen=True, kw_only=True):

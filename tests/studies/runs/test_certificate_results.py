@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from drawn import certificates, rows_of
+from drawn import certificates, rows_of, title_of
 from msgspec.structs import replace
 from rich.console import Console
 
@@ -83,8 +83,8 @@ def test_a_test_set_counts_what_is_right_what_is_proven_and_what_no_attack_chang
     assert [at.eps for at in found.curve] == [0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0]
     assert found.headline == found.at(0.05)
     assert found.sentence == (
-        "Clean 80.0 %, certified 40.0 % and attacked 60.0 % at ε = 0.05: reviews on 5 sentences, one word moves, "
-        "ℓ₂ of embeddings; 1 misclassified and not certified."
+        "Clean accuracy 80.0 %, certified 40.0 % and under attack 60.0 % at ε = 0.05: reviews on 5 sentences, "
+        "one word moves, ℓ₂ of embeddings; 1 misclassified and not certified."
     )
     assert [word.spelled for _each, word in found.fragile] == ["word0", "film", "word1", "film", "word2"]
     told = json.loads(found.to_json())
@@ -94,6 +94,8 @@ def test_a_test_set_counts_what_is_right_what_is_proven_and_what_no_attack_chang
     with console.capture() as shown:
         console.print(found)
     assert "40.0 % (2)" in shown.get()
+    assert "Under attack: so many keep it in every attack" in " ".join(shown.get().split())
+    assert "half of what is classified well" in found._repr_html_()
     assert "word by word" not in shown.get()
     assert "<table" in found._repr_html_()
     assert found.sentences[-1].sentence.endswith("not 'good': misclassified, so not certified.")
@@ -101,12 +103,12 @@ def test_a_test_set_counts_what_is_right_what_is_proven_and_what_no_attack_chang
 
 def test_sentences_without_labels_have_no_clean_accuracy_and_one_that_is_alone_stands_for_itself():
     (found,) = summarise(a_set([0.01, 0.02], expected=""))
-    assert found.sentence.startswith("Certified 50.0 % and attacked 100.0 % at ε = 0.02")
+    assert found.sentence.startswith("Certified 50.0 % and under attack 100.0 % at ε = 0.02")
     (alone,) = summarise(a_set([0.01], expected=""))
     assert alone.sentence.startswith("'word0 film' is classified as 'good'")
     (hopeless,) = certified_sets(summarise_certificates(a_set([], wrong=2)))
     assert (hopeless.curve, hopeless.headline) == ([], None)
-    assert hopeless.sentence.startswith("Clean 0.0 %: reviews on 2 sentences")
+    assert hopeless.sentence.startswith("Clean accuracy 0.0 %: reviews on 2 sentences")
 
 
 def test_the_curve_is_drawn_with_counts_and_a_word_without_a_flip_has_one_point():
@@ -116,6 +118,8 @@ def test_the_curve_is_drawn_with_counts_and_a_word_without_a_flip_has_one_point(
     assert {row["series"] for row in rows} == {"clean", "attacked: no flip found", "certified: no flip possible"}
     assert {row["count"] for row in rows if row["x"] == 0.02} == {"3 of 4", "2 of 4"}
     assert len(table_accuracy(drawn).rows) == len(rows) / 3
+    (found,) = summarise(records)
+    assert found.sentence not in title_of(draw_accuracy(drawn))
     words = [row for row in rows_of(draw_words(drawn)) if row["panel"].startswith("word2")]
     assert [row.get("series") for row in words if row["word"].startswith("film")] == [None, PROVEN]
     assert not any("to" in row for row in words)

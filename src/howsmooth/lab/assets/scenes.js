@@ -20,6 +20,7 @@ const onTheWay = (t) => words.map((word, i) => {
   const goal = worst[Math.min(i, 2)];
   return withinReach({ place: "disk" }, [word[0] + t * (goal[0] - word[0]), word[1] + t * (goal[1] - word[1])]);
 });
+const asFar = (value, digits) => (shown(value, digits) === "1" ? "just as far" : `${shown(value, digits)} times as far`);
 const reach = (xi) => Math.max(...xi.map(length));
 
 // Dots that lie apart, and the way from there to the middle.
@@ -30,7 +31,7 @@ const SCENES = [
   {
     slug: "why",
     name: "Why care",
-    sentence: (state, found) => `Each dot is a token, a word as a network sees it; attention replaces it by an average of all, its square. Push the dots a little in the worst way there is, and the squares move ${shown(found.constant, 3)} times as far; a random push, ${shown(found.typical, 2)} times. Where that is much, a change that nobody sees changes what a network says.`,
+    sentence: (state, found) => `Each dot is a token, a word as a network sees it; attention replaces it by an average of all, its square. Push the dots a little in the worst way there is, and the squares move ${asFar(found.constant, 3)}; after a random push, ${asFar(found.typical, 2)}. Where that is much, a change that nobody sees changes what a network says.`,
     question: "Where must the dots be so that the worst push comes out no larger than it went in? Drag them until the number is 1 or less.",
     answer: (state, found) => `Close together: there is little to choose between, and attention is nearly a mean. You have ${shown(found.constant, 3)}; Play goes there.`,
     theorem: { name: "Theorem 3", page: "at_input.html#theorem-3" },
@@ -176,7 +177,7 @@ const SCENES = [
     name: "Real text",
     sentence: (state, found) => `Head ${text.head} of layer ${text.layer} of MiniLM, on the plane where it is least smooth: words of Alice in Wonderland lie near the middle, and the worst push comes out ${shown(found.constant, 3)} times as large; the worst pair is at the rim.`,
     question: "Press Play: two words walk to the rim, all others gather opposite. How much worse than the text is the worst input?",
-    answer: () => `On this plane, for these words, by the share that the number grows until Play ends. In all dimensions ${shown(text.whole_value / text.text_value, 2)} times: ${shown(text.whole_value, 3)} at the worst pair known of 64 tokens, ${shown(text.text_value, 3)} at 24 tokens of text. Text does not go there by itself.`,
+    answer: () => `On this plane, compare the number before and after Play. In all dimensions ${shown(text.whole_value / text.text_value, 2)} times: ${shown(text.whole_value, 3)} at the worst pair known of 64 tokens, ${shown(text.text_value, 3)} at 24 tokens of text. Text does not go there by itself.`,
     theorem: { name: "Theorem 4", page: "at_input.html#theorem-4" },
     start: { R: text.radius, form: "minilm", value: "minilm", xi: words, c: words.map(() => 1), chosen: 0, labels: FEW.map((i) => text.words[i]), eps: 0.05 },
     play: (state, t) => ({ ...state, xi: onTheWay(t) }),

@@ -39,6 +39,7 @@ CAPPED_LOGITS = ("gemma2", "gemma3_text")
 LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
 LanguageHead = tuple[Dense | Pointwise, ...]
 CLASSIFIER = "ForSequenceClassification"
+NO_CLASSIFIER = "it was not trained to classify sentences: nothing of its weights is a classifier"
 # A linear layer, an activation and another linear layer on the first token, in one module.
 TWO_LAYER_HEADS = {**dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet"), "tanh"), "electra": "gelu"}
 # One matrix on the last token that is not padding.
@@ -129,7 +130,7 @@ def class_head(module: nn.Module, base: Any) -> ClassHead | str:
     """Read the classifier of a model, or return why it has none; ``base`` is the model without its head."""
     config: Any = getattr(module, "config", None)
     if not type(module).__name__.endswith(CLASSIFIER):
-        return "it was not trained to classify sentences: nothing of its weights is a classifier"
+        return NO_CLASSIFIER
     if config.model_type not in CLASSIFIER_FAMILIES:
         return f"the classifiers of the family {config.model_type!r} are not read here"
     labels = tuple(str(config.id2label[i]) for i in range(config.num_labels))

@@ -61,7 +61,12 @@
     if (Array.isArray(part)) return part.map((each) => narrowed(each, width));
     if (part === null || typeof part !== "object") return part;
     const found = Object.fromEntries(Object.entries(part).map(([name, each]) => [name, narrowed(each, width)]));
-    return found.legend?.columns ? { ...found, legend: { ...found.legend, columns: 1, labelLimit: width - 60 } } : found;
+    // there is room for a value, and not for its interval
+    if (found.text?.field === "number") found.text = { value: { expr: "split(datum.number, ' [')[0]" } };
+    if (!found.legend?.columns) return found;
+    // a legend below stands under the names, too, which take more of the width than the axis
+    const below = found.legend.orient === "bottom" ? { orient: "none", legendX: -190, legendY: { expr: "height + 45" } } : {};
+    return { ...found, legend: { ...found.legend, columns: 1, labelLimit: width - 60, ...below } };
   };
 
   const isOfOneLayer = (element) => element.closest(".one-layer") !== null && element.closest(".measurement") !== null;

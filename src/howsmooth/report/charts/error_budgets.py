@@ -11,7 +11,7 @@ from howsmooth.budgets.recipes import RULES, RecipeChoice
 from howsmooth.report.charts import ChartKind
 from howsmooth.report.drawing.palette import BLUE, GREEN, GREY, HUES, INK, PINK
 from howsmooth.report.drawing.panels import Style, Styles, panels, points, series_panels
-from howsmooth.report.drawing.scales import drawable, log_axis, log_scale, span_of
+from howsmooth.report.drawing.scales import drawable, even_numbers, labelled, log_axis, log_scale, span_of
 from howsmooth.report.drawing.tables import Chart, Numbers, Rows
 from howsmooth.report.sections import Section
 from howsmooth.studies.kinds.budget import BudgetSummary, Suffering, schemes_in
@@ -135,10 +135,13 @@ def draw_tokens(section: Section) -> Chart:
         for panel, positions in _positions(section).items()
         for t, each in enumerate(positions)
     ]
+    most = max(row["cost"] for row in rows)
+    ticks = labelled(even_numbers(0.0, most)) if drawable(most) else alt.Axis()
+    across = alt.Scale(domain=[-0.5, max(row["position"] for row in rows) + 0.5], nice=False)
     bars = alt.Chart().mark_bar(color=BLUE)
     bars = bars.encode(
-        x=alt.X("position:Q", title="position, window behind window"),
-        y=alt.Y("cost:Q", title=_cost(section)),
+        x=alt.X("position:Q", title="position, window behind window", scale=across, axis=alt.Axis(tickMinStep=1)),
+        y=alt.Y("cost:Q", title=_cost(section), axis=ticks),
         tooltip=[alt.Tooltip("context:N", title="behind"), alt.Tooltip("told:N", title="cost")],
     )
     first, *_others = _positions(section).values()

@@ -54,10 +54,10 @@ def round_numbers(low: float, high: float) -> list[float]:
     # too many decades for one tick each
     while len(found) > MOST + 1:
         found = found[::2]
-    return found if len(found) >= FEWEST else _evenly(low, high)
+    return found if len(found) >= FEWEST else even_numbers(low, high)
 
 
-def _evenly(low: float, high: float) -> list[float]:
+def even_numbers(low: float, high: float) -> list[float]:
     """Return round numbers at equal distances: over less than a decade, decimals are rounder than digits."""
     rough = (high - low) / FEWEST
     power = math.floor(math.log10(rough))

@@ -18,7 +18,7 @@ from howsmooth.studies.kinds.verified import VerifyAsk, summarise_verified
 from howsmooth.studies.records import Record, grouped
 from howsmooth.studies.runs.result_table import fitted
 from howsmooth.studies.settings import ALICE, LENGTH, CommandSettings, Compute, ModelReading, Solver, Windows
-from howsmooth.studies.with_errors import PASS_COST, PASSES, WINDOWS, places_of, windows_of
+from howsmooth.studies.with_errors import COSINE, PASS_COST, PASSES, WINDOWS, cost_in_words, places_of, windows_of
 from howsmooth.wording import number, percent, visible
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ class BudgetSummary:
         every = self.budget.names(self.scheme)
         spread = "" if whole.window_error is None else f", ± {number(whole.window_error)} over windows"
         said = (
-            f"{self.budget.model}: {self.scheme} everywhere costs {number(whole.kl)} {self.budget.cost} "
+            f"{self.budget.model}: {self.scheme} everywhere costs {cost_in_words(whole.kl, self.budget.cost)} "
             f"({number(whole.low)} to {number(whole.high)}{spread}; run truly {number(self.measured)}); one by one, "
             f"half of the cost sits in {len(worst)} of {len(every)} {self.noun}"
         )
@@ -320,7 +320,11 @@ class BudgetSummary:
         after = [margin for answer in self.answers for margin in answer.after]
         if not after:
             moved = [(2 * cost) ** 0.5 for answer in self.answers for cost in answer.truth]
-            return f"Embeddings move by {number(sum(moved) / len(moved))} in the mean, at most {number(max(moved))}."
+            mean, most = number(sum(moved) / len(moved)), number(max(moved))
+            said = f"move by {mean} in the mean, at most {most}"
+            if self.budget.cost == COSINE:
+                return f"Embeddings, of length one, {said}; {COSINE} is half the square of that."
+            return f"Embeddings {said}."
         flips = sum(margin < 0 for margin in after)
         ranked = self.suffering
         if not ranked:

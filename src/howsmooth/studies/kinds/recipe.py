@@ -9,7 +9,7 @@ from howsmooth.errors import AssumptionError
 from howsmooth.studies.asks import Answer
 from howsmooth.studies.json_values import to_json
 from howsmooth.studies.kinds import Kind
-from howsmooth.studies.with_errors import AtWindows, budget_of, places_of, windows_of
+from howsmooth.studies.with_errors import AtWindows, budget_of, cost_in_words, places_of, windows_of
 from howsmooth.wording import number, percent
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class RecipeSummary:
         pairs = zip(found.rules, found.by_rules, strict=True)
         others = ", ".join(f"{rule} {number(cost)}" for rule, cost in pairs)
         return (
-            f"{self.ask.model}, {self.ask.asked}: {', '.join(parts)} cost {number(found.measured)} {found.cost}, "
+            f"{self.ask.model}, {self.ask.asked}: {', '.join(parts)} cost {cost_in_words(found.measured, found.cost)}, "
             f"measured on held-out text (on fresh draws {number(found.fresh)}, {number(found.fresh_low)} to "
             f"{number(found.fresh_high)}; by the draws that chose {number(found.predicted)}) at {number(found.bits)} "
             f"bits a number, {percent(found.share)} of 16; recipes of this size by rules of thumb: {others}."

@@ -27,6 +27,12 @@ MEANINGS = {
     "fragile": "Fragile: what attacks change most easily.",
     "loosest stage": "Loosest stage: what takes most of the margin in the proof, and at which token.",
 }
+# What the shares of a test set are, and where the answer takes ε.
+ACCURACIES = (
+    "Certified: of so many sentences it is proven that no word moved by at most ε changes the class. Under attack: so "
+    "many keep it in every attack that was tried; the truth lies between. The answer takes the largest of these ε at "
+    "which half of what is classified well, or more, is certified; the smallest if there is none."
+)
 # Columns that leave a narrow terminal, the first ones first.
 EXPENDABLE = ("seconds", "linear", "loosest stage", "norm", "sentence")
 # So many sentences are shown word by word, and so many of the most fragile words of a test set.
@@ -243,10 +249,10 @@ class CertifiedAccuracy:
         first, at, total = self.sentences[0], self.headline, len(self.sentences)
         said = []
         if at is not None:
-            shares = f"certified {self._share(at.certified)} and attacked {self._share(at.attacked)}"
+            shares = f"certified {self._share(at.certified)} and under attack {self._share(at.attacked)}"
             said.append(f"{shares} at ε = {number(at.eps)}")
         if self.labelled:
-            said.insert(0, f"clean {self._share(self.clean)}")
+            said.insert(0, f"clean accuracy {self._share(self.clean)}")
         moving = "words that move together" if all(len(word.places) > 1 for word in self._words) else "one word moves"
         where = f"{first.model} on {count(total, 'sentence')}, {moving}, {first.norm} of {first.place}"
         wrong = f"; {total - self.clean} misclassified and not certified" if self.clean < total else ""
@@ -260,7 +266,7 @@ class CertifiedAccuracy:
             {
                 "ε": number(at.eps),
                 "certified": f"{self._share(at.certified)} ({at.certified})",
-                "attacked": f"{self._share(at.attacked)} ({at.attacked})",
+                "under attack": f"{self._share(at.attacked)} ({at.attacked})",
             }
             for at in self.curve
         ]
@@ -274,9 +280,10 @@ class CertifiedAccuracy:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
         """Render the answer, the curve, the most fragile words, and a few sentences word by word."""
         yield self.sentence
-        for rows in (self.rows, self.fragile_rows):
+        for rows, legend in ((self.rows, ACCURACIES), (self.fragile_rows, "")):
             if rows:
                 yield fitted(rows, list(rows[0]), list(EXPENDABLE), console, options)
+                yield from [legend] if legend else []
         seconds = sum(each.table_seconds + sum(word.seconds for word in each.words) for each in self.sentences)
         yield f"{count(len(self._words), 'radius', 'radii')} in {number(seconds)} s."
         if len(self.sentences) <= FEW:
@@ -284,8 +291,8 @@ class CertifiedAccuracy:
 
     def _repr_html_(self) -> str:
         return paragraph(self.sentence) + "".join(
-            table(list(rows[0]), [tuple(row.values()) for row in rows])
-            for rows in (self.rows, self.fragile_rows)
+            table(list(rows[0]), [tuple(row.values()) for row in rows]) + (paragraph(legend) if legend else "")
+            for rows, legend in ((self.rows, ACCURACIES), (self.fragile_rows, ""))
             if rows
         )
 
