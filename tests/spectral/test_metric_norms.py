@@ -212,6 +212,19 @@ def test_a_row_or_column_that_is_no_number_is_refused_wherever_it_is(given, want
         bracket_in(op, pair, hs.spectral_norm, 1e-3, 0.999, rng)
 
 
+def test_what_is_attained_is_refused_where_it_is_no_number_though_the_upper_end_is_one(rng):
+    class Broken(DenseOperator):
+        """An operator of which rows alone can be computed."""
+
+        def _push(self, E):
+            return super()._push(E) * math.nan
+
+    J = torch.randn(2, 2, 2, 3, generator=rng, dtype=torch.float64)
+    op = Broken(J=J, **on_tokens(torch.zeros(2, 3, dtype=torch.float64), 2))
+    with pytest.raises(NonFiniteError):
+        bracket_in(op, metrics.as_metrics("entries"), hs.spectral_norm, 1e-3, 0.999, rng)
+
+
 def test_a_token_that_nothing_moves_is_never_the_largest(rng):
     J = torch.randn(3, 2, 3, 2, generator=rng, dtype=torch.float64)
     J[1] = 0
