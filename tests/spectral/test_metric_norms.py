@@ -19,7 +19,7 @@ from howsmooth.linear_operators import Operator, on_tokens
 from howsmooth.maps.derivative import attention_rows
 from howsmooth.maps.real_tokens import RealTokens
 from howsmooth.spectral.lanczos_upper_bound import least_overlap
-from howsmooth.spectral.metric_norms import bracket_in, isometric
+from howsmooth.spectral.metric_norms import _attained, bracket_in, isometric
 from howsmooth.spectral.operators import compressed
 from howsmooth.spectral.token_norm import (
     MARGIN_UNITS,
@@ -223,6 +223,14 @@ def test_what_is_attained_is_refused_where_it_is_no_number_though_the_upper_end_
     op = Broken(J=J, **on_tokens(torch.zeros(2, 3, dtype=torch.float64), 2))
     with pytest.raises(NonFiniteError):
         bracket_in(op, metrics.as_metrics("entries"), hs.spectral_norm, 1e-3, 0.999, rng)
+
+
+def test_a_perturbation_that_is_no_number_is_refused_and_does_not_attain_zero(rng):
+    J = torch.randn(2, 2, 2, 3, generator=rng, dtype=torch.float64)
+    X, upper = torch.zeros(2, 3, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64)
+    op = DenseOperator(J=J, **on_tokens(X, 2))
+    with pytest.raises(NonFiniteError):
+        _attained(op, X / 0, upper, metrics.total, metrics.token, products=1)
 
 
 def test_a_token_that_nothing_moves_is_never_the_largest(rng):

@@ -391,7 +391,7 @@ def _attained(
     sizes = given.size(E)
     response = op.jvp(E)
     # the size of the perturbation is one but for rounding
-    lower = torch.where(sizes > 0, wanted.size(response) / torch.where(sizes > 0, sizes, 1.0), 0.0)
+    lower = torch.where(sizes == 0, 0.0, wanted.size(response) / torch.where(sizes == 0, 1.0, sizes))
     require_finite_products(torch.where(upper.isnan(), upper, lower))
     room, divisor = 1 + MARGIN_UNITS * torch.finfo(op.dtype).eps, torch.where(lower > 0, lower, 1.0).to(op.dtype)
     upper = torch.maximum(upper * room, lower)
