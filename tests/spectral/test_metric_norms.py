@@ -14,12 +14,12 @@ from scipy.optimize import minimize
 
 import howsmooth as hs
 from howsmooth import metrics
-from howsmooth.errors import AssumptionError, DtypeError
+from howsmooth.errors import AssumptionError, DtypeError, NonFiniteError
 from howsmooth.linear_operators import Operator, on_tokens
 from howsmooth.maps.derivative import attention_rows
 from howsmooth.maps.real_tokens import RealTokens
 from howsmooth.spectral.lanczos_upper_bound import least_overlap
-from howsmooth.spectral.metric_norms import bracket_in, isometric
+from howsmooth.spectral.metric_norms import _attained, bracket_in, isometric
 from howsmooth.spectral.operators import compressed
 from howsmooth.spectral.token_norm import (
     MARGIN_UNITS,
@@ -179,6 +179,58 @@ def test_upper_ends_are_those_of_the_entries_and_their_rounding_whatever_product
     room = MARGIN_UNITS * 8 * torch.finfo(J.dtype).eps
     assert sums.max() * (1 + room) <= found.upper.double() <= sums.max() * (1 + 2 * room)
     torch.testing.assert_close(found.lower.double(), 0.7 * sums.max(), rtol=1e-4, atol=0.0)
+
+
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("products", [2048, 0])
+@pytest.mark.parametrize(("given", "wanted"), [("entries", "entries"), ("token", "entries"), ("sum", "sum")])
+def test_a_row_or_column_that_is_no_number_is_refused_wherever_it_is(given, wanted, products, place, rng, monkeypatch):
+    monkeypatch.setattr("howsmooth.spectral.metric_norms.BASIS_PRODUCTS", products)
+    pair = metrics.Metrics(input=metrics.NAMED[given], output=metrics.NAMED[wanted])
+
+    J = torch.randn(2, 2, 2, 3, generator=rng, dtype=torch.float64)
+
+    def lost(x):
+        return math.nan if int(x.count_nonzero()) == 1 and bool(x.flatten()[place] != 0) else 0.0
+
+    class Overflowing(DenseOperator):
+        """An operator whose product with one vector of the basis is no number, as where a sum overflows."""
+
+        def _push(self, E):
+            return super()._push(E) + lost(E)
+
+        def _pull(self, G):
+            return super()._pull(G) + lost(G)
+
+        def token_rows(self):
+            rows = self.J.clone()
+            rows.view(4, 6)[place, place] = math.nan
+            return SimpleNamespace(blocks=lambda: rows.movedim(1, 2))
+
+    op = Overflowing(J=J, **on_tokens(torch.zeros(2, 3, dtype=torch.float64), 2))
+    with pytest.raises(NonFiniteError):
+        bracket_in(op, pair, hs.spectral_norm, 1e-3, 0.999, rng)
+
+
+def test_what_is_attained_is_refused_where_it_is_no_number_though_the_upper_end_is_one(rng):
+    class Broken(DenseOperator):
+        """An operator of which rows alone can be computed."""
+
+        def _push(self, E):
+            return super()._push(E) * math.nan
+
+    J = torch.randn(2, 2, 2, 3, generator=rng, dtype=torch.float64)
+    op = Broken(J=J, **on_tokens(torch.zeros(2, 3, dtype=torch.float64), 2))
+    with pytest.raises(NonFiniteError):
+        bracket_in(op, metrics.as_metrics("entries"), hs.spectral_norm, 1e-3, 0.999, rng)
+
+
+def test_a_perturbation_that_is_no_number_is_refused_and_does_not_attain_zero(rng):
+    J = torch.randn(2, 2, 2, 3, generator=rng, dtype=torch.float64)
+    X, upper = torch.zeros(2, 3, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64)
+    op = DenseOperator(J=J, **on_tokens(X, 2))
+    with pytest.raises(NonFiniteError):
+        _attained(op, X / 0, upper, metrics.total, metrics.token, products=1)
 
 
 def test_a_token_that_nothing_moves_is_never_the_largest(rng):

@@ -193,22 +193,28 @@ def _by_blocks(op: LinearOperator, rows: list[Any], given: Metric, wanted: Metri
     Es, values = [], []
     for each in rows:
         if wanted.dual_ball_of_basis:
-            E, value = torch.zeros(op.domain, dtype=op.dtype, device=op.device), -1.0
+            E = torch.zeros(op.domain, dtype=op.dtype, device=op.device)
+            best = torch.tensor(-1.0, dtype=torch.float64, device=op.device)
             for J in each.blocks():
                 # double precision over tokens alone: with every entry converted, this takes three times as long
                 one = isinstance(given, LargestEntry)
                 sizes = J.norm(1, dim=-1).double().sum(0) if one else given.dual_size(J.transpose(0, 1))
-                if not float(sizes.max()) <= value:  # NaN is kept, and refused where the result is attained
-                    value, E = float(sizes.max()), given.steepest(J[:, sizes.argmax()])
+                if bool(_exceeds(sizes.max(), best)):
+                    best, E = sizes.max(), given.steepest(J[:, sizes.argmax()])
         else:
             total_sizes = torch.stack([J.norm(1, dim=1).double() for J in each.blocks()]).sum(0)
-            value, E = float(total_sizes.max()), given.steepest(total_sizes).to(op.dtype)
+            best, E = total_sizes.max(), given.steepest(total_sizes).to(op.dtype)
         Es.append(E)
-        values.append(value)
+        values.append(best)
     # the entries are sums over heads and coordinates; that they cancel is counted with the rounding of products
     room = 1 + MARGIN_UNITS * op.codomain[-1] * torch.finfo(op.dtype).eps
-    upper = torch.tensor(values, dtype=torch.float64, device=op.device).reshape(op.batch) * room
+    upper = torch.stack(values).reshape(op.batch) * room
     return _attained(op, torch.stack(Es).reshape(*op.batch, *op.domain), upper, given, wanted, products=0, rtol=1e-3)
+
+
+def _exceeds(value: Tensor, best: Tensor) -> Tensor:
+    """Tell where a value is better than the best so far; NaN is, and stays so: it is refused where it is attained."""
+    return (value > best) | value.isnan()
 
 
 def _best(op: LinearOperator, candidates: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -216,8 +222,7 @@ def _best(op: LinearOperator, candidates: Iterable[tuple[Tensor, Tensor]]) -> tu
     E = torch.zeros((*op.batch, *op.domain), dtype=op.dtype, device=op.device)
     best = torch.zeros(op.batch, dtype=torch.float64, device=op.device)
     for F, value in candidates:
-        # a NaN compares as larger with nothing: it is kept, and refused where the result is attained
-        larger = ~(value <= best)
+        larger = _exceeds(value, best)
         E, best = torch.where(larger[..., None, None], F, E), torch.where(larger, value, best)
     return E, best
 
@@ -329,7 +334,7 @@ def _among_blocks(
         promised.scatter_(-1, place, worth)
         directions = torch.where((sizes > promised).unsqueeze(-1), shown, directions)
         promised = torch.maximum(promised, sizes)
-        larger = ~(sizes.amax(-1) <= best)  # NaN is kept, and refused where the result is attained
+        larger = _exceeds(sizes.amax(-1), best)
         best = torch.where(larger, sizes.amax(-1), best)
         E, F = (torch.where(larger[..., None, None], x, y) for x, y in ((new, E), (shown, F)))
     Z = _at_block(F, F.norm(dim=-1).argmax(-1, keepdim=True)).flatten(-2).unflatten(-1, shape)
@@ -386,8 +391,8 @@ def _attained(
     sizes = given.size(E)
     response = op.jvp(E)
     # the size of the perturbation is one but for rounding
-    lower = torch.where(sizes > 0, wanted.size(response) / torch.where(sizes > 0, sizes, 1.0), 0.0)
-    require_finite_products(lower)
+    lower = torch.where(sizes == 0, 0.0, wanted.size(response) / torch.where(sizes == 0, 1.0, sizes))
+    require_finite_products(torch.where(upper.isnan(), upper, lower))
     room, divisor = 1 + MARGIN_UNITS * torch.finfo(op.dtype).eps, torch.where(lower > 0, lower, 1.0).to(op.dtype)
     upper = torch.maximum(upper * room, lower)
     closed = (upper <= lower * (1 + rtol) * room**2).flatten().tolist()
