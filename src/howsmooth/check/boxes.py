@@ -59,6 +59,10 @@ class Symbols:
             found.append((ball(self.on_symbols(part).size).sum() + ball(part[:, self.size :].size).sum()).upper)
         return np.concatenate(found).reshape(f.shape[:-1])
 
+    def reach(self, count: int) -> Array:
+        """Bound every coordinate of y, and the symbols behind them."""
+        return self.linear_range(ball(np.eye(count)))
+
     def form_below(self, H: BallArray) -> float:
         r"""Return a with :math:`(y,\eta)^\top H(y,\eta)\ge-a` on the box, H symmetric; infinity if none is proven.
 
@@ -69,7 +73,7 @@ class Symbols:
         if not largest < np.inf:
             return np.inf
         if largest < 1e-200 or float(np.abs(H.mid).max()) < 1e3 * float(H.rad.max()):  # hardly more than radii
-            reach = ball(self.linear_range(ball(np.eye(len(H.mid))))).sum()
+            reach = ball(self.reach(len(H.mid))).sum()
             return float((reach * reach * largest).upper)
         unit = float(2.0 ** -np.floor(np.log2(largest)))
         H = H * unit
@@ -179,8 +183,8 @@ class BoxModel:
             value, linear = value + self.centre, linear + concatenated([self.linear, more], -1)
         # Why not keep the radii: they would grow a thousandfold with every layer. Tokens are as well the middles and a
         # rest, of which functionals are pulled back along the true derivatives.
-        reach = self.symbols.linear_range(ball(np.eye(linear.shape[-1])))  # of every coordinate and symbol
-        rest = ball((ball(value.rad) + (ball(linear.rad) @ reach.reshape(-1, 1)).reshape(*value.shape)).upper)
+        reach = self.symbols.reach(linear.shape[-1]).reshape(-1, 1)
+        rest = ball((ball(value.rad) + (ball(linear.rad) @ reach).reshape(*value.shape)).upper)
         self.centre, self.linear = ball(value.mid), ball(linear.mid)
 
         def stage(x: BallArray, beyond: Beyond) -> BallArray:
