@@ -3,7 +3,6 @@
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 DEVICE = torch.device("privateuseone", 0)
 COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
@@ -56,5 +55,7 @@ def _held(x):
 
 def second_device() -> tuple[torch.device, TorchDispatchMode]:
     """Register a device that refuses to mix with the CPU, for the rest of the process; return it with its mode."""
+    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend  # torch 2.6 lacks it
+
     _setup_privateuseone_for_python_backend()
     return DEVICE, _Elsewhere()

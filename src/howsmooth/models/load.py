@@ -247,10 +247,10 @@ def _held(model: Any) -> tuple[Any, Any, SentenceEmbedding | str | None]:
 def _trunk(module: nn.Module) -> tuple[Any, Notes]:
     """Return the model without its head, and notes; of an encoder and a decoder the encoder, of CLIP the text tower."""
     base: Any = getattr(module, "base_model", module)
-    if all(isinstance(getattr(base, part, None), nn.Module) for part in ("text_model", "vision_model")):
-        return base.text_model, (
-            "of its two towers that of text is measured; hs.load(model.vision_model) has the other",
-        )
+    towers = [part for part in ("text_model", "vision_model") if isinstance(getattr(base, part, None), nn.Module)]
+    if towers:  # of CLIP, with a projection behind each
+        other = "of its two towers that of text is measured; hs.load(model.vision_model) has the other"
+        return getattr(base, towers[0]), (other,) * (len(towers) - 1)
     config: Any = getattr(base, "config", None)
     flag, family = getattr(config, "is_encoder_decoder", False), getattr(config, "model_type", None)
     parts = {part for part in ("encoder", "decoder") if isinstance(getattr(base, part, None), nn.Module)}

@@ -281,24 +281,16 @@ def vit(model: Any) -> Backbone:
 
 def clip_text(model: Any) -> Backbone:
     """Read CLIP's tower for text, which is causal."""
-    tower, prefix = _tower(model, "text_model")
-    final = (layer_norm(tower.final_layer_norm),)
-    return Backbone(layers=_clip_layers(tower, prefix, causal=True), final=final)
+    return Backbone(layers=_clip_layers(model, causal=True), final=(layer_norm(model.final_layer_norm),))
 
 
 def clip_vision(model: Any) -> Backbone:
     """Read CLIP's tower for pictures; the norm behind its last layer belongs to the pooler."""
-    tower, prefix = _tower(model, "vision_model")
-    stem = Stem(path=f"{prefix}pre_layrnorm", maps=(layer_norm(tower.pre_layrnorm),))
-    return Backbone(layers=_clip_layers(tower, prefix, causal=False), stem=stem)
+    stem = Stem(path="pre_layrnorm", maps=(layer_norm(model.pre_layrnorm),))
+    return Backbone(layers=_clip_layers(model, causal=False), stem=stem)
 
 
-def _tower(model: Any, inner: str) -> tuple[Any, str]:
-    # a tower with a projection behind it is one module further in
-    return (getattr(model, inner), f"{inner}.") if hasattr(model, inner) else (model, "")
-
-
-def _clip_layers(tower: Any, prefix: str, *, causal: bool) -> Any:
+def _clip_layers(tower: Any, *, causal: bool) -> Any:
     def read(block: Any) -> dict[str, Any]:
         attn = block.self_attn
         weights = separate_projections(attn, attn.out_proj, attn.num_heads)
@@ -306,4 +298,4 @@ def _clip_layers(tower: Any, prefix: str, *, causal: bool) -> Any:
         norms = block.layer_norm1, block.layer_norm2
         return {"attention": attention, **pre_norm_mlp(*norms, block.mlp.fc1, block.mlp.activation_fn, block.mlp.fc2)}
 
-    return read_layers(tower.encoder.layers, f"{prefix}encoder.layers", "self_attn", "self_attn.out_proj", read)
+    return read_layers(tower.encoder.layers, "encoder.layers", "self_attn", "self_attn.out_proj", read)

@@ -92,7 +92,8 @@ def tokenizer_named(name: str) -> Tokenizer:
 
 def image_processor(name: str) -> Any | None:
     """Return the image processor beside the weights of a model, if there is one."""
-    from transformers import AutoImageProcessor
+    import transformers
+    from transformers.image_processing_base import ImageProcessingMixin
 
     if name.startswith(RANDOM) or "@" in name:  # random weights and modules in memory have no folder
         return None
@@ -100,7 +101,11 @@ def image_processor(name: str) -> Any | None:
     with _quiet():
         try:
             # the same numbers whether torchvision is installed or not
-            return AutoImageProcessor.from_pretrained(source, backend="pil", **options)
+            try:
+                return transformers.AutoImageProcessor.from_pretrained(source, backend="pil", **options)
+            except ImportError:  # some versions want torchvision before they look
+                kind = ImageProcessingMixin.get_image_processor_dict(source)[0]["image_processor_type"]
+                return getattr(transformers, f"{kind.removesuffix('Fast')}Pil").from_pretrained(source)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError):
             return None  # a note then says how pictures were prepared
 
