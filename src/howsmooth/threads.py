@@ -2,6 +2,7 @@
 
 import os
 import sys
+from threading import Event, Thread
 
 # Whoever has set one of these has chosen.
 CHOICES = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"
@@ -22,16 +23,18 @@ def wait_passively() -> None:
     if "torch" not in sys.modules:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
         return
-    from threading import Thread
+    held = Event()
+    Thread(target=_hold_a_team, args=(held,), name="howsmooth-idle-team", daemon=True).start()
+    # An interpreter that ends while a thread is inside of torch is aborted; what follows is a wait in Python.
+    held.wait(timeout=5.0)
 
-    Thread(target=_hold_a_team, name="howsmooth-idle-team", daemon=True).start()
 
-
-def _hold_a_team() -> None:
+def _hold_a_team(held: Event) -> None:
     """Start a team of OpenMP threads with this thread as its first, and keep it."""
-    from threading import Event
-
     import torch
 
-    torch.zeros(1 << 18).add_(1)  # large enough to be shared among threads
+    try:
+        torch.zeros(1 << 18).add_(1)  # large enough to be shared among threads
+    finally:
+        held.set()
     Event().wait()

@@ -141,7 +141,7 @@ def test_a_kernel_without_second_derivative_is_refused_in_a_sentence():
     def distances(X):
         return torch.cdist(X, X)
 
-    with pytest.raises(hs.errors.AssumptionError, match="differentiates twice|not twice differentiable"):
+    with pytest.raises(hs.errors.AssumptionError, match=r"differentiates twice|not twice differentiable"):
         hs.audit(distances, claimed=1.0, input_shape=(3, 2), domain=hs.domains.Ball(1.0), **QUICK)
 
 
