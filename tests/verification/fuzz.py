@@ -29,6 +29,7 @@ class Found:
 
     Attributes:
         points: How many points were attacked.
+        bounded: How many margins have a finite bound, at the highest level.
         proven: How many margins are proven to be positive, at the highest level.
         worst: The smallest distance of a margin from what is proven, as a share of the largest logit.
         used: The largest share of a proven range of a margin that an attack attains.
@@ -36,6 +37,7 @@ class Found:
     """
 
     points: int
+    bounded: int
     proven: int
     worst: float
     used: float
@@ -70,7 +72,7 @@ def attack(seed: int, *, points: int, levels: tuple[int, ...] = (0, 1, 2)) -> Fo
         lower = _Margins.of(model, rows, torch.zeros(len(rows), dtype=torch.float64)).lower
         worst = min(worst, float((found - lower).min()) / size)
         used = max(used, float(((middle - found) / (middle - lower)).max()))
-    return Found(points, int((lower > 0).sum()), worst, used, f"{what}, ε = {eps:g}, seed {seed}")
+    return Found(points, int(lower.isfinite().sum()), int((lower > 0).sum()), worst, used, f"{what}, ε = {eps:g}, seed {seed}")
 
 
 def _attacked(logits, x: torch.Tensor, eps: float, rows: torch.Tensor, points: int, rng: torch.Generator):
@@ -96,8 +98,9 @@ def main() -> None:
     given, began = parser.parse_args(), time.process_time()
     found = [attack(given.seed + i, points=given.points) for i in range(given.networks)]
     broken = [each for each in found if each.worst < -ROUNDING]
-    points, proven = sum(each.points for each in found), sum(each.proven for each in found)
-    print(f"{len(found)} networks, {points:,} attacked points, {2 * len(found)} margins, {proven} proven positive")
+    points, bounded, proven = (sum(getattr(each, name) for each in found) for name in ("points", "bounded", "proven"))
+    print(f"{len(found)} networks, {points:,} attacked points, {2 * len(found)} margins at every level")
+    print(f"at the highest level {bounded} have a finite bound, {proven} are proven positive")
     print(f"violations: {len(broken)}; closest {min(each.worst for each in found):.2g} of the largest logit")
     print(f"largest share of a proven range attained: {max(each.used for each in found):.4f}")
     print(f"{time.process_time() - began:.0f} s of one core")

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import math
-import time
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from howsmooth.verification.branch_and_bound import (
     _Nodes,
     split,
 )
+from howsmooth.verification.taylor_model import Deadline
 
 
 def problem(rng, layers=(3, 2), pixels=5):
@@ -81,9 +81,9 @@ def test_splitting_decides_on_both_sides_of_the_least_value(seed):
     units, objective = problem(torch.Generator().manual_seed(seed))
     exact = least(units, objective)
     size = abs(exact) + float(objective.pixels.abs().sum())
-    above = split(units, shifted(objective, -exact + 0.01 * size), time.monotonic() + 60)
+    above = split(units, shifted(objective, -exact + 0.01 * size), Deadline.after(60))
     assert above.positive
-    below = split(units, shifted(objective, -exact - 1e-6 * size), time.monotonic() + 1)
+    below = split(units, shifted(objective, -exact - 1e-6 * size), Deadline.after(1))
     assert not below.positive
     assert below.lower <= 0
 
@@ -91,11 +91,11 @@ def test_splitting_decides_on_both_sides_of_the_least_value(seed):
 def test_the_leaves_of_what_is_positive_are_all_pieces_with_a_positive_bound(rng):
     units, objective = problem(rng)
     size = float(objective.pixels.abs().sum() + objective.units.abs().sum())
-    whole = split(units, shifted(objective, 2 * size), time.monotonic() + 60)
+    whole = split(units, shifted(objective, 2 * size), Deadline.after(60))
     assert whole.positive
     assert whole.nodes == len(whole.leaves) == 1
     assert not whole.leaves[0][2].any()  # no unit is split
-    parts = split(units, shifted(objective, -least(units, objective) + 0.01 * size), time.monotonic() + 60)
+    parts = split(units, shifted(objective, -least(units, objective) + 0.01 * size), Deadline.after(60))
     assert parts.positive
     # of the signs of all units every choice is on the sides of exactly one leaf
     signs = torch.tensor(list(itertools.product((1.0, -1.0), repeat=len(units.centre)))).double()
@@ -114,7 +114,7 @@ def test_a_part_that_is_not_linear_is_taken_off(rng):
     units, objective = problem(rng)
     exact = least(units, objective)
     rough = dataclasses.replace(units, beyond_linear=torch.full_like(units.centre, 10.0))
-    assert not split(rough, shifted(objective, -exact + 0.01), time.monotonic() + 1).positive
+    assert not split(rough, shifted(objective, -exact + 0.01), Deadline.after(1)).positive
 
 
 def by_hand(units, objective, alpha, beta, side):
@@ -150,7 +150,7 @@ def test_the_bound_of_a_node_replaces_every_symbol_by_its_line(rng):
 def test_a_margin_of_zero_is_not_positive_and_slopes_begin_with_the_chord(rng, monkeypatch):
     units, objective = problem(rng, layers=(2, 1))
     nothing = MarginFunction(0 * objective.centre, 0 * objective.pixels, 0 * objective.units)
-    at_once, every = (split(units, nothing, time.monotonic() + seconds) for seconds in (-1, 60))
+    at_once, every = (split(units, nothing, Deadline.after(seconds)) for seconds in (-1, 60))
     assert (at_once.positive, at_once.lower, at_once.nodes) == (False, 0.0, 1)
     assert (every.positive, every.lower, every.nodes) == (False, 0.0, 15)  # all signs of three units
     given = []
@@ -160,7 +160,7 @@ def test_a_margin_of_zero_is_not_positive_and_slopes_begin_with_the_chord(rng, m
         return torch.ones(1), nodes
 
     monkeypatch.setattr(branch_and_bound, "_ascend", ascend)
-    assert split(units, objective, 0.0).positive
+    assert split(units, objective, Deadline(0.0)).positive
     assert_close(given[0].alpha[0], units.upper / (units.upper - units.lower))
     assert not given[0].beta.any()
     assert not given[0].side.any()

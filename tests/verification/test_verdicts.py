@@ -4,11 +4,13 @@ import math
 
 import pytest
 import torch
-from verification.small_networks import gaussian, network, outputs
+from verification.small_networks import gaussian, network, outputs, smooth_network
 
 import howsmooth as hs
 from howsmooth.maps.affine import Affine
 from howsmooth.verification import Property, Verdict, verify
+from howsmooth.verification.taylor_model import Deadline
+from howsmooth.verification.verdicts import _Network, _prove
 
 
 def attacked(f, x, eps, label, rng):
@@ -138,7 +140,10 @@ def test_infinite_numbers_prove_nothing(rng):
     f = network(rng, layers=1)
     x = gaussian(rng, 6)
     wanted = Property.robust(x, eps=1e200, label=0, classes=3)
-    assert verify(f, wanted, timeout=5).status != "proven"
+    found = verify(f, wanted, timeout=5)
+    assert found.status != "proven"
+    far = Property.robust(x, eps=1e3, label=int(outputs(f, x).argmax()), classes=3)
+    assert _prove(_Network.of(f, far), far, 0.0, Deadline.after(5)).margins.max() == -math.inf
 
 
 def test_what_does_not_fit_is_refused_in_one_sentence(rng):
@@ -159,3 +164,41 @@ def test_what_does_not_fit_is_refused_in_one_sentence(rng):
 def test_a_verdict_says_what_it_is():
     verdict = Verdict("unknown", torch.zeros(1), None, None, 1.5)
     assert repr(verdict) == "Verdict(unknown: neither a proof nor a counterexample was found, 1.5 s)"
+
+
+class Ticks:
+    """A clock that goes on by one second whenever it is read."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        self.now += 1.0
+        return self.now
+
+
+def test_a_deadline_ends_the_attack_and_every_expansion(rng):
+    f, x = smooth_network(rng), gaussian(rng, 3, 4)
+    wanted = Property.robust(x, eps=0.02, label=int(f(x).argmax()), classes=3)
+    whole = Ticks()
+    found = verify(f, wanted, timeout=1e6, clock=whole)
+    assert found.status == "unknown"
+    assert found.level == 2
+    assert not found.margins.isnan().any()
+    for share in (0.1, 0.5, 0.9):
+        clock = Ticks()
+        earlier = verify(f, wanted, timeout=share * whole.now, clock=clock)
+        assert earlier.status == "unknown"
+        assert share * whole.now < clock.now <= share * whole.now + 5  # it is read a few times more
+        assert earlier.seconds <= clock.now
+
+
+def test_without_any_bound_margins_are_no_numbers(rng):
+    f, x = smooth_network(rng), gaussian(rng, 3, 4)
+    found = verify(f, Property.robust(x, eps=1e-3, label=int(f(x).argmax()), classes=3), timeout=1.0, clock=Ticks())
+    assert found.status == "unknown"
+    assert found.margins.isnan().all()
+    assert found.uses is None
+    far = Property.robust(x, eps=3.0, label=int(f(x).argmax()), classes=3)
+    assert verify(f, far, timeout=1.0, clock=Ticks()).status == "unknown"
+    assert verify(f, far).status == "falsified"

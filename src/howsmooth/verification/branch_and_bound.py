@@ -10,7 +10,6 @@ and :math:`\beta`. So every value that the ascent over them meets is a proven bo
 
 import functools
 import heapq
-import time
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from howsmooth.rounding import RANGE_SHARE
 from howsmooth.verification.relu_relaxation import ReLURelaxation
-from howsmooth.verification.taylor_model import TaylorModel
+from howsmooth.verification.taylor_model import Deadline, TaylorModel
 
 FIRST_STEPS, STEPS, RATE, DECAY = 100, 25, 0.1, 0.97
 # Nodes whose children are bounded at once.
@@ -102,13 +101,13 @@ class _Nodes:
     side: Float[Tensor, "b c"]
 
 
-def split(units: BentUnits, objective: MarginFunction, deadline: float) -> SplitOutcome:
+def split(units: BentUnits, objective: MarginFunction, deadline: Deadline) -> SplitOutcome:
     """Bound the least value of the objective, splitting units until it is positive or the time is over.
 
     Args:
         units: The bent units.
         objective: What is bounded.
-        deadline: When to stop, by ``time.monotonic``.
+        deadline: When to stop.
     """
     start = (units.upper / (units.upper - units.lower))[None]
     nodes = _Nodes(start, torch.zeros_like(start), torch.zeros_like(start))
@@ -116,7 +115,7 @@ def split(units: BentUnits, objective: MarginFunction, deadline: float) -> Split
     queue, leaves = [(float(lower[0]), 0, nodes, 0)], list[tuple[Tensor, Tensor, Tensor]]()
     count = 1
     while queue and not queue[0][0] > 0:
-        if time.monotonic() > deadline:
+        if deadline.passed:
             break
         taken = [heapq.heappop(queue) for _ in range(min(NODES, len(queue)))]
         parents = _Nodes(
