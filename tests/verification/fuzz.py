@@ -72,7 +72,8 @@ def attack(seed: int, *, points: int, levels: tuple[int, ...] = (0, 1, 2)) -> Fo
         lower = _Margins.of(model, rows, torch.zeros(len(rows), dtype=torch.float64)).lower
         worst = min(worst, float((found - lower).min()) / size)
         used = max(used, float(((middle - found) / (middle - lower)).max()))
-    return Found(points, int(lower.isfinite().sum()), int((lower > 0).sum()), worst, used, f"{what}, ε = {eps:g}, seed {seed}")
+    bounded, proven = int(lower.isfinite().sum()), int((lower > 0).sum())
+    return Found(points, bounded, proven, worst, used, f"{what}, ε = {eps:g}, seed {seed}")
 
 
 def _attacked(logits, x: torch.Tensor, eps: float, rows: torch.Tensor, points: int, rng: torch.Generator):
