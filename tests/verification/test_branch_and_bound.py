@@ -18,6 +18,7 @@ from howsmooth.verification.branch_and_bound import (
     _ascend,
     _bound,
     _children,
+    _losses,
     _Nodes,
     split,
 )
@@ -195,6 +196,55 @@ def test_every_bound_that_an_ascent_returns_is_the_one_at_its_point(rng):
     # of a positive margin nothing is left to raise
     easy = shifted(objective, 100.0)
     assert_close(_ascend(units, easy, nodes, 30)[1].alpha, nodes.alpha)
+
+
+def test_an_ascent_is_adam_with_steps_that_shrink(rng):
+    units, objective = problem(rng)
+    objective = shifted(objective, -least(units, objective))
+    nodes = _Nodes(*(torch.full((3, 5), x).double() for x in (0.5, 0.1, 0.0)))
+    nodes.side[1, 2], nodes.side[2, 4] = 1.0, -1.0
+    scale = float((objective.units / units.gap).abs().mean())
+    alpha, beta = nodes.alpha.clone().requires_grad_(), nodes.beta.clone().requires_grad_()
+    groups = [{"params": [alpha]}, {"params": [beta]}]
+    adam = torch.optim.Adam(groups, betas=(0.9, 0.99), eps=1e-12, maximize=True)
+    steps, best = 40, torch.full((3,), -math.inf).double()
+    for step in range(1, steps + 1):
+        lower = _bound(units, objective, _Nodes(alpha, beta, nodes.side))[0]
+        best = torch.maximum(best, lower.detach())
+        for group, size in zip(adam.param_groups, (1.0, scale), strict=True):
+            group["lr"] = 0.1 * 0.97**step * size
+        adam.zero_grad()
+        lower.sum().backward()
+        adam.step()
+        with torch.no_grad():
+            alpha.clamp_(0, 1)
+            beta.clamp_(0)
+    found, kept = _ascend(units, objective, nodes, steps)
+    assert_close(found, best, rtol=1e-9, atol=1e-9)
+    assert_close(_bound(units, objective, kept)[0], best, rtol=1e-9, atol=1e-9)
+    # the first of a single step is the start, whatever it is
+    one, at = _ascend(units, objective, nodes, 1)
+    assert_close(one, _bound(units, objective, nodes)[0])
+    assert_close(at.alpha, nodes.alpha)
+
+
+def test_what_lines_lose_is_their_distance_from_their_units_at_the_worst_input(rng):
+    for layers in ((3, 2), (2, 2, 1)):
+        units, objective = problem(rng, layers=layers)
+        alpha, beta = torch.rand(20, 5, generator=rng).double(), gaussian(rng, 20, 5).abs()
+        side = (torch.randint(-1, 2, (20, 5), generator=rng) * torch.randint(0, 2, (20, 5), generator=rng)).double()
+        found = _losses(units, objective, _Nodes(alpha, beta, side))
+        for k in range(20):
+            _total, pixels, symbols = by_hand(units, objective, alpha[k], beta[k], side[k])
+            xi, eta = -pixels.sign(), torch.zeros(5).double()
+            for c in range(5):
+                y = float(units.centre[c] + units.pixels[c] @ xi + units.earlier[c] @ eta)
+                eta[c] = (max(y, 0.0) - units.slope[c] * y) / units.gap[c] - 1
+                low, high, a = float(units.lower[c]), float(units.upper[c]), float(symbols[c] / units.gap[c])
+                chord = max(high / (high - low) * (y - low), 0.0)
+                lost = -a * (chord - max(y, 0.0)) if a < 0 else a * (max(y, 0.0) - float(alpha[k, c]) * y)
+                expected = -1.0 if side[k, c] else max(lost, 0.0) + 1e-6 * abs(float(symbols[c]))
+                assert found[k, c].item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
 def test_children_take_both_sides_of_a_unit_that_was_not_split(rng):

@@ -185,7 +185,19 @@ def _ascend(units: BentUnits, objective: MarginFunction, nodes: _Nodes, steps: i
 
 
 def _children(units: BentUnits, objective: MarginFunction, nodes: _Nodes) -> _Nodes:
-    """Split at every node the unit whose line is furthest from it at the input that is worst for the lines."""
+    """Split at every node the unit whose line loses most."""
+    unit = _losses(units, objective, nodes).argmax(1)
+    sides = [nodes.side.clone(), nodes.side.clone()]
+    for side, sign in zip(sides, (1.0, -1.0), strict=True):
+        side[torch.arange(len(unit)), unit] = sign
+    return _Nodes(nodes.alpha.repeat(2, 1), nodes.beta.repeat(2, 1), torch.cat(sides))
+
+
+def _losses(units: BentUnits, objective: MarginFunction, nodes: _Nodes) -> Float[Tensor, "b c"]:
+    """Return how far the line of each unit is from it, at the input that is worst for the lines; −1 where it is split.
+
+    Where lines are right there, units that count for more come first.
+    """
     _lower, pixels, on_symbols = _bound(units, objective, nodes)
     y = units.centre - pixels.sign() @ units.pixels.mT
     eta = torch.zeros_like(y)
@@ -195,9 +207,4 @@ def _children(units: BentUnits, objective: MarginFunction, nodes: _Nodes) -> _No
     a = on_symbols / units.gap
     chord = units.upper / (units.upper - units.lower) * (y - units.lower)
     loss = torch.where(a < 0, -a * (chord.clamp_min(0) - torch.relu(y)), a * (torch.relu(y) - nodes.alpha * y))
-    loss = torch.where(nodes.side == 0, loss.clamp_min(0) + 1e-6 * on_symbols.abs(), -1.0)
-    row, unit = torch.arange(len(y)), loss.argmax(1)
-    sides = [nodes.side.clone(), nodes.side.clone()]
-    for side, sign in zip(sides, (1.0, -1.0), strict=True):
-        side[row, unit] = sign
-    return _Nodes(nodes.alpha.repeat(2, 1), nodes.beta.repeat(2, 1), torch.cat(sides))
+    return torch.where(nodes.side == 0, loss.clamp_min(0) + 1e-6 * on_symbols.abs(), -1.0)
