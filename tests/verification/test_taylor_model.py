@@ -48,6 +48,7 @@ def test_no_attacked_point_of_a_box_contradicts_what_is_proven(seed):
     found = attack(seed, points=40)
     assert found.worst >= -ROUNDING, found.what
     assert 0 < found.used <= 1 + 1e-9
+    assert found.planted != "proven"
 
 
 @pytest.mark.parametrize("eps", [1e-4, 0.02, 0.1, 0.5])
