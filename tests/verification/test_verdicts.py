@@ -151,6 +151,11 @@ def test_what_does_not_fit_is_refused_in_one_sentence(rng):
     wanted = Property.robust(gaussian(rng, 5), eps=0.1, label=0, classes=3)
     with pytest.raises(hs.errors.ShapeError, match="6 inputs, the property bounds 5"):
         verify(f, wanted)
+    tokens = hs.maps.Chain(*f.maps[1:])
+    with pytest.raises(hs.errors.ShapeError, match=r"must be \(n, d\).*got \(6,\)"):
+        verify(tokens, Property.robust(gaussian(rng, 6), eps=0.1, label=0, classes=3))
+    with pytest.raises(hs.errors.ShapeError, match="one row, as behind pooling; got 3"):
+        verify(hs.maps.Chain(*f.maps[:-1]), Property.robust(gaussian(rng, 6), eps=0.1, label=0, classes=4))
     with pytest.raises(hs.errors.ShapeError, match="3 outputs"):
         verify(f, Property.robust(gaussian(rng, 6), eps=0.1, label=0, classes=4))
     with pytest.raises(hs.errors.AssumptionError, match="float64"):
@@ -159,6 +164,13 @@ def test_what_does_not_fit_is_refused_in_one_sentence(rng):
         verify(f, wanted, timeout=0)
     with pytest.raises(hs.errors.FieldError, match="lower bound"):
         Property(torch.ones(2), torch.zeros(2), wanted.unsafe)
+
+
+@pytest.mark.untyped
+def test_whoever_gives_a_model_is_told_where_its_map_is(rng):
+    wanted = Property.robust(gaussian(rng, 3, 64), eps=0.1, label=0, classes=2)
+    with pytest.raises(hs.errors.AssumptionError, match=r"got Transformer.*\.classifier"):
+        verify(hs.load("reviews"), wanted)
 
 
 def test_a_verdict_says_what_it_is():
