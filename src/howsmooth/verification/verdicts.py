@@ -136,8 +136,8 @@ def verify(
         network, run = read_module(network, wanted.lower.shape)
     elif not isinstance(network, Map):
         raise AssumptionError(
-            f"network must be an ONNX file, a module or a map, got {type(network).__name__}. Of a model and a sentence, "
-            "hs.certify(model, sentence) has the map as .classifier and what it maps as .embeddings.",
+            f"network must be an ONNX file, a module or a map, got {type(network).__name__}. Of a model and a "
+            "sentence, hs.certify(model, sentence) has the map as .classifier and what it maps as .embeddings.",
             field="network",
         )
     whole, deadline = _Network.of(network, wanted), Deadline(started + timeout, clock)
