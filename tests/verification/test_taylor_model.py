@@ -43,6 +43,11 @@ def test_no_input_of_the_box_has_a_smaller_margin(rng, eps, level):
         assert (margins.lower <= found.amin(0)).all()
 
 
+def test_scores_that_overflow_hide_nothing():
+    found = attack(89, points=5)
+    assert (found.bounded, found.planted != "proven") == (0, True)
+
+
 @pytest.mark.parametrize("seed", [3, 8, 19, 164])
 def test_no_attacked_point_of_a_box_contradicts_what_is_proven(seed):
     found = attack(seed, points=40)
