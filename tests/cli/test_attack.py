@@ -108,7 +108,7 @@ def test_on_a_classifier_it_is_told_from_which_radius_on_the_class_changes(howsm
 
 def test_ceilings_are_the_same_whatever_radii_are_asked_for_together(howsmooth, folder_model, beginning, loaded_once):
     def ceilings(eps, folder):
-        options = ("--layer", "1", "--method", "random", "--budget", "2", "--lengths", "4", "--sequences", "2")
+        options = ("--layer", "1", "--method", "random", "--budget", "8", "--lengths", "4", "--sequences", "2")
         done = howsmooth("attack", folder_model, "--text", beginning, *options, "--eps", eps, "--out", folder)
         assert done.code == 0, done.err
         return {(r.ask.eps, r.ask.window.index): r.answer.ceiling for r in read_run(folder).records}
