@@ -33,7 +33,7 @@ from torch import Tensor, nn  # noqa: E402
 
 import howsmooth as hs  # noqa: E402
 from howsmooth.errors import HowsmoothError  # noqa: E402
-from howsmooth.studies.cards import card  # noqa: E402
+from howsmooth.studies.card_measurement import card  # noqa: E402
 
 CARDS, SKIPPED, HOME = ROOT / "docs" / "atlas" / "cards", ROOT / "docs" / "atlas" / "skipped.json", ROOT / ".atlas"
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from howsmooth.cli.commands import app
-from howsmooth.studies import cards
+from howsmooth.studies import card_measurement
 from howsmooth.studies.cards import Card, CardNumber
 
 
@@ -16,12 +16,12 @@ def made(monkeypatch):
     found = Card(
         model="toy",
         digest="0" * 64,
-        protocol=cards.PROTOCOLS["protocol-1"],
+        protocol=card_measurement.PROTOCOLS["protocol-1"],
         version="0",
         numbers={"worst layer": number, "weakest layer": dataclasses.replace(number, value=0.0, low=0.0)},
         layers=({"worst": number, "typical": number},),
     )
-    monkeypatch.setattr(cards, "card", lambda _model, **_settings: found)
+    monkeypatch.setattr(card_measurement, "card", lambda _model, **_settings: found)
     return found
 
 

@@ -11,14 +11,15 @@ from rich.console import Console
 from sentences import save_classifier
 
 from howsmooth.errors import AssumptionError, FileError
-from howsmooth.studies import cards
-from howsmooth.studies.cards import Card, card, compare_cards, read_card, write_card
+from howsmooth.studies import card_measurement
+from howsmooth.studies.card_measurement import card
+from howsmooth.studies.cards import Card, compare_cards, read_card, write_card
 from howsmooth.wording import at_least, at_most, exponent
 
 __all__ = ["save_classifier"]
 
 SMALL = dataclasses.replace(
-    cards.PROTOCOLS["protocol-1"],
+    card_measurement.PROTOCOLS["protocol-1"],
     name="small",
     lengths=(4, 6, 8),
     windows=2,
@@ -34,8 +35,8 @@ def made():
     from howsmooth.models.load import load
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(cards.PROTOCOLS, "small", SMALL)
-        patch.setattr(cards, "EVERY", 0.0)
+        patch.setitem(card_measurement.PROTOCOLS, "small", SMALL)
+        patch.setattr(card_measurement, "EVERY", 0.0)
         said = []
         made = card(load("reviews"), protocol="small", progress=said.append)
     return made, said
@@ -142,14 +143,14 @@ def test_side_by_side_names_and_digits_stay_on_a_narrow_terminal(found, tmp_path
 
 
 def test_what_a_model_has_no_place_for_is_left_out_with_the_reason(save_classifier, monkeypatch):
-    monkeypatch.setitem(cards.PROTOCOLS, "small", SMALL)
+    monkeypatch.setitem(card_measurement.PROTOCOLS, "small", SMALL)
     made = card(save_classifier(labels=1), protocol="small")
     assert "certified radius" not in made.numbers
     assert any(note.startswith("without certificates:") and "one class" in note for note in made.notes)
 
 
 def test_of_what_is_no_classifier_no_certificates_are_missed(tiny, monkeypatch):
-    monkeypatch.setitem(cards.PROTOCOLS, "small", SMALL)
+    monkeypatch.setitem(card_measurement.PROTOCOLS, "small", SMALL)
     made = card(tiny, protocol="small")
     assert "certified radius" not in made.numbers
     assert not any("certificates" in note for note in made.notes)

@@ -33,7 +33,7 @@ def card(
     """
     set_threads(threads)
     from howsmooth.report.card_page import write_card_page
-    from howsmooth.studies.cards import card as measured
+    from howsmooth.studies.card_measurement import card as measured
     from howsmooth.studies.cards import write_card
 
     found = measured(

@@ -1,9 +1,9 @@
 """Measured runs of models: their settings, records and summaries."""
 
+from howsmooth.studies.card_measurement import card as card
 from howsmooth.studies.cards import Card as Card
 from howsmooth.studies.cards import CardComparison as CardComparison
 from howsmooth.studies.cards import CardNumber as CardNumber
-from howsmooth.studies.cards import card as card
 from howsmooth.studies.cards import compare_cards as compare_cards
 from howsmooth.studies.cards import read_card as read_card
 from howsmooth.studies.cards import write_card as write_card
