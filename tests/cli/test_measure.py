@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+import re
+import shutil
 import sqlite3
 
 import huggingface_hub
@@ -451,3 +454,30 @@ def test_a_run_in_which_everything_failed_does_not_look_done(measure, things, tm
     assert "ValueError: no" in failed.err
     assert failed.out == ""
     assert measure(*asked, "--retry-failed").code == 0
+
+
+def test_a_measurement_that_is_there_is_told_again_without_its_model(measure, things, tmp_path, monkeypatch):
+    folder = tmp_path / "model"
+    shutil.copytree(things / "tiny", folder)
+    asked = ("--lengths", "4,8", "--sequences", "2", "--whole", "--out", "run")
+    first = measure(*asked, model=folder)
+    assert first.code == 0, first.err
+    with monkeypatch.context() as patch:
+        patch.setattr("howsmooth.studies.resources.load", lambda *_, **__: pytest.fail("the model was loaded"))
+        again = measure(*asked, model=folder)
+        told = json.loads(measure(*asked, "--json", model=folder).out)
+    assert again.code == 0, again.err
+    assert again.out == re.sub(r"\(\d+ of them new", "(0 of them new", first.out)
+    assert told["complete"]
+    loaded = []
+    monkeypatch.setattr("howsmooth.studies.resources.load", lambda *a, **k: loaded.append(a) or hs.load(*a, **k))
+    weights = folder / "model.safetensors"
+    os.utime(weights, ns=(0, 0))  # somebody may have written to it
+    assert measure(*asked, model=folder).out == again.out
+    assert len(loaded) == 1
+    assert measure(*asked, model=folder).out == again.out
+    assert len(loaded) == 1
+    assert measure("--lengths", "4", "--sequences", "1", "--out", "run", model=folder).code == 0  # another question
+    assert len(loaded) == 2
+    weights.write_bytes((things / "broken" / "model.safetensors").read_bytes())
+    assert measure(*asked, model=folder).code != 0

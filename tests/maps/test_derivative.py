@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.maps import attention_weights as pattern
+from howsmooth.maps.heads_derivative import HeadsJacobian
 
 
 def first():
@@ -39,6 +40,10 @@ def test_products_match_the_dense_jacobian(case, rng):
     J, dense, E, G = products_and_dense(case, rng)
     assert_close(J.jvp(E).flatten(), dense @ E.flatten())
     assert_close(J.vjp(G).flatten(), dense.mT @ G.flatten())
+    if isinstance(J, HeadsJacobian):
+        means, sizes = J.push_terms(*J.projections.jvp(E))
+        assert_close(means, J.push_means(*J.projections.jvp(E)))
+        assert bool((sizes >= means.abs() * (1 - 1e-12)).all())
 
 
 @pytest.mark.parametrize("case", [c for c in SINGLE if "per head" in c.name or c.name == "everything"], ids=str)

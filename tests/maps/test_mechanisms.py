@@ -44,6 +44,9 @@ def test_values_and_products_are_those_of_the_definition(layer, rng):
     E, G = like(J, rng)
     assert_close(J.jvp(E).flatten(), dense @ E.flatten())
     assert_close(J.vjp(G).flatten(), dense.mT @ G.flatten())
+    means, sizes = J.push_terms(*J.projections.jvp(E))
+    assert_close(means, J.push_means(*J.projections.jvp(E)))
+    assert bool((sizes >= means.abs() * (1 - 1e-12)).all())
 
 
 @pytest.mark.parametrize("layer", CAUSAL, ids=str)

@@ -6,6 +6,8 @@ from theory.example_layers import ROUNDING, form
 from theory.witness_checks import MEASURED, assert_honest, assert_in_ball, assert_on_image
 
 import howsmooth as hs
+from howsmooth.search import ascent
+from howsmooth.search.mechanisms import of_kind
 
 IDENTITY = torch.eye(2, dtype=torch.float64)
 
@@ -270,3 +272,30 @@ def test_search_over_the_image_of_a_norm_stays_on_the_ellipsoid(rng, kind):
     assert_on_image(found.tokens, norm_map)
     assert_honest(f, found, 5, rng)
     assert found.value <= hs.bounds.sharp_upper(f, n=5, radius=norm_map.image.radius).value * ROUNDING
+
+
+def test_of_a_large_search_the_best_runs_go_on_and_nothing_is_lost(rng, monkeypatch):
+    f, sizes = of_kind(layer(rng), "l2"), []
+    options = {"n": 6, "domain": hs.domains.Ball(3.0), "starts": 3, "steps": 40}
+    plain = hs.maximise(f, **options, seed=rng)
+    monkeypatch.setattr(ascent, "LARGE", 0)
+    gradient = ascent.norm_gradient_or_skip
+
+    def noted(maps, X, *others):
+        sizes.append(len(X))
+        return gradient(maps, X, *others)
+
+    monkeypatch.setattr(ascent, "norm_gradient_or_skip", noted)
+    found, spent = ascent.maximise_counting(f, **options)
+    assert sizes[0] > 8
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] == ascent.LARGE_RUNS
+    assert len(sizes) == 41
+    assert spent > sum(sizes) * (2 * ascent.LARGE_STEPS + 2)
+    assert_honest(f, found, 6, rng)
+    assert found.measured.upper <= found.measured.lower * (1 + 1e-3) * ROUNDING
+    assert list(found.trace) == sorted(found.trace)
+    assert found.trace[-1] <= found.value * 1.01
+    assert found.value >= 0.8 * plain.value
+    kept = ascent.maximise_counting(f, **options | {"steps": 1})[0]
+    assert kept.measured.upper <= kept.measured.lower * (1 + 1e-3) * ROUNDING

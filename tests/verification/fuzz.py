@@ -1,12 +1,15 @@
 """Attack boxes: of random networks with every activation and norm, masked or not, of one to three layers.
 
 Corners of a box and points inside it are moved against the margins; none may have a margin below what is proven, at any
-level of the proof. A few networks run in the suite; by hand as many as are asked for:
+level of the proof. In every fifth network a third of the inputs stay where they are. The point that comes furthest is
+then planted as a counterexample just inside of an unsafe set, and ``hs.verify`` may find it but not exclude it. A few
+networks run in the suite; by hand as many as are asked for:
 ``PYTHONPATH=tests python tests/verification/fuzz.py --networks 200 --points 500``.
 """
 
 import argparse
 import time
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
@@ -14,11 +17,13 @@ from verification.small_networks import gaussian, network, smooth_network
 
 import howsmooth as hs
 from howsmooth.verification.properties import Property
-from howsmooth.verification.verdicts import _expanded, _Margins, _Network
+from howsmooth.verification.verdicts import _expanded, _Margins, _Network, verify
 
 SIZES = (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0)
 SMOOTH = ("gelu", "gelu_tanh", "silu", "tanh", "relu")
 STEPS = 8
+# How far inside of the unsafe set a planted counterexample is, as a share of the largest logit.
+PLANTED = 1e-7
 # Two margins in floats are compared.
 ROUNDING = 1e-12
 
@@ -29,16 +34,20 @@ class Found:
 
     Attributes:
         points: How many points were attacked.
+        bounded: How many margins have a finite bound, at the highest level.
         proven: How many margins are proven to be positive, at the highest level.
         worst: The smallest distance of a margin from what is proven, as a share of the largest logit.
         used: The largest share of a proven range of a margin that an attack attains.
+        planted: The verdict on a property that the attacked point violates.
         what: The network and the box.
     """
 
     points: int
+    bounded: int
     proven: int
     worst: float
     used: float
+    planted: str
     what: str
 
 
@@ -60,9 +69,13 @@ def attack(seed: int, *, points: int, levels: tuple[int, ...] = (0, 1, 2)) -> Fo
         return f(Z.unsqueeze(-2) if x.ndim == 1 else Z).flatten(1)
 
     label = int(logits(x[None]).argmax())
-    wanted = Property.robust(x, eps=eps, label=label, classes=3)
+    moves = torch.ones_like(x)
+    if seed % 5 == 4:
+        moves[: len(x) // 3] = 0
+        what += ", a third stays"
+    wanted = Property.robust(x, eps=eps * moves, label=label, classes=3)
     rows = torch.cat([A for A, _b in wanted.unsafe])
-    found = _attacked(logits, x, eps, rows, points, rng)
+    found = _attacked(logits, x, eps * moves, rows, points, rng)
     middle, worst, used = -(logits(x[None])[0] @ rows.mT), torch.inf, 0.0
     size = float(logits(x[None]).abs().max())
     for level in levels:
@@ -70,10 +83,14 @@ def attack(seed: int, *, points: int, levels: tuple[int, ...] = (0, 1, 2)) -> Fo
         lower = _Margins.of(model, rows, torch.zeros(len(rows), dtype=torch.float64)).lower
         worst = min(worst, float((found - lower).min()) / size)
         used = max(used, float(((middle - found) / (middle - lower)).max()))
-    return Found(points, int((lower > 0).sum()), worst, used, f"{what}, ε = {eps:g}, seed {seed}")
+    bounded, proven = int(lower.isfinite().sum()), int((lower > 0).sum())
+    k = int(found.argmin())
+    violated = Property(wanted.lower, wanted.upper, ((rows[k : k + 1], -found[k : k + 1] - PLANTED * size),))
+    planted = verify(f, violated, timeout=10, clock=time.process_time).status
+    return Found(points, bounded, proven, worst, used, planted, f"{what}, ε = {eps:g}, seed {seed}")
 
 
-def _attacked(logits, x: torch.Tensor, eps: float, rows: torch.Tensor, points: int, rng: torch.Generator):
+def _attacked(logits, x: torch.Tensor, eps: torch.Tensor, rows: torch.Tensor, points: int, rng: torch.Generator):
     """Return the smallest margin over every class that points of a box attain, moved by signs of gradients."""
     corner = torch.randint(0, 2, (points, *x.shape), generator=rng).double() * 2 - 1
     E = eps * corner * torch.rand(points, *[1] * x.ndim, generator=rng).double() ** 0.5
@@ -95,14 +112,19 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     given, began = parser.parse_args(), time.process_time()
     found = [attack(given.seed + i, points=given.points) for i in range(given.networks)]
-    broken = [each for each in found if each.worst < -ROUNDING]
-    points, proven = sum(each.points for each in found), sum(each.proven for each in found)
-    print(f"{len(found)} networks, {points:,} attacked points, {2 * len(found)} margins, {proven} proven positive")
+    broken = [each for each in found if each.worst < -ROUNDING or each.planted == "proven"]
+    points, bounded, proven = (sum(getattr(each, name) for each in found) for name in ("points", "bounded", "proven"))
+    print(f"{len(found)} networks, {points:,} attacked points, {2 * len(found)} margins at every level")
+    print(f"at the highest level {bounded} have a finite bound, {proven} are proven positive")
     print(f"violations: {len(broken)}; closest {min(each.worst for each in found):.2g} of the largest logit")
     print(f"largest share of a proven range attained: {max(each.used for each in found):.4f}")
+    planted = Counter(each.planted for each in found)
+    print(
+        f"planted counterexamples: {planted['falsified']} found, {planted['unknown']} not, {planted['proven']} excluded"
+    )
     print(f"{time.process_time() - began:.0f} s of one core")
     for each in broken:
-        print(f"below what is proven by {-each.worst:.2g}: {each.what}")
+        print(f"below what is proven by {-each.worst:.2g}, planted and {each.planted}: {each.what}")
     raise SystemExit(bool(broken))
 
 

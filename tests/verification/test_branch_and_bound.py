@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import math
-import time
 
 import numpy as np
 import pytest
@@ -19,9 +18,11 @@ from howsmooth.verification.branch_and_bound import (
     _ascend,
     _bound,
     _children,
+    _losses,
     _Nodes,
     split,
 )
+from howsmooth.verification.taylor_model import Deadline
 
 
 def problem(rng, layers=(3, 2), pixels=5):
@@ -81,9 +82,9 @@ def test_splitting_decides_on_both_sides_of_the_least_value(seed):
     units, objective = problem(torch.Generator().manual_seed(seed))
     exact = least(units, objective)
     size = abs(exact) + float(objective.pixels.abs().sum())
-    above = split(units, shifted(objective, -exact + 0.01 * size), time.monotonic() + 60)
+    above = split(units, shifted(objective, -exact + 0.01 * size), Deadline.after(60))
     assert above.positive
-    below = split(units, shifted(objective, -exact - 1e-6 * size), time.monotonic() + 1)
+    below = split(units, shifted(objective, -exact - 1e-6 * size), Deadline.after(1))
     assert not below.positive
     assert below.lower <= 0
 
@@ -91,11 +92,11 @@ def test_splitting_decides_on_both_sides_of_the_least_value(seed):
 def test_the_leaves_of_what_is_positive_are_all_pieces_with_a_positive_bound(rng):
     units, objective = problem(rng)
     size = float(objective.pixels.abs().sum() + objective.units.abs().sum())
-    whole = split(units, shifted(objective, 2 * size), time.monotonic() + 60)
+    whole = split(units, shifted(objective, 2 * size), Deadline.after(60))
     assert whole.positive
     assert whole.nodes == len(whole.leaves) == 1
     assert not whole.leaves[0][2].any()  # no unit is split
-    parts = split(units, shifted(objective, -least(units, objective) + 0.01 * size), time.monotonic() + 60)
+    parts = split(units, shifted(objective, -least(units, objective) + 0.01 * size), Deadline.after(60))
     assert parts.positive
     # of the signs of all units every choice is on the sides of exactly one leaf
     signs = torch.tensor(list(itertools.product((1.0, -1.0), repeat=len(units.centre)))).double()
@@ -114,7 +115,7 @@ def test_a_part_that_is_not_linear_is_taken_off(rng):
     units, objective = problem(rng)
     exact = least(units, objective)
     rough = dataclasses.replace(units, beyond_linear=torch.full_like(units.centre, 10.0))
-    assert not split(rough, shifted(objective, -exact + 0.01), time.monotonic() + 1).positive
+    assert not split(rough, shifted(objective, -exact + 0.01), Deadline.after(1)).positive
 
 
 def by_hand(units, objective, alpha, beta, side):
@@ -150,7 +151,7 @@ def test_the_bound_of_a_node_replaces_every_symbol_by_its_line(rng):
 def test_a_margin_of_zero_is_not_positive_and_slopes_begin_with_the_chord(rng, monkeypatch):
     units, objective = problem(rng, layers=(2, 1))
     nothing = MarginFunction(0 * objective.centre, 0 * objective.pixels, 0 * objective.units)
-    at_once, every = (split(units, nothing, time.monotonic() + seconds) for seconds in (-1, 60))
+    at_once, every = (split(units, nothing, Deadline.after(seconds)) for seconds in (-1, 60))
     assert (at_once.positive, at_once.lower, at_once.nodes) == (False, 0.0, 1)
     assert (every.positive, every.lower, every.nodes) == (False, 0.0, 15)  # all signs of three units
     given = []
@@ -160,7 +161,7 @@ def test_a_margin_of_zero_is_not_positive_and_slopes_begin_with_the_chord(rng, m
         return torch.ones(1), nodes
 
     monkeypatch.setattr(branch_and_bound, "_ascend", ascend)
-    assert split(units, objective, 0.0).positive
+    assert split(units, objective, Deadline(0.0)).positive
     assert_close(given[0].alpha[0], units.upper / (units.upper - units.lower))
     assert not given[0].beta.any()
     assert not given[0].side.any()
@@ -195,6 +196,55 @@ def test_every_bound_that_an_ascent_returns_is_the_one_at_its_point(rng):
     # of a positive margin nothing is left to raise
     easy = shifted(objective, 100.0)
     assert_close(_ascend(units, easy, nodes, 30)[1].alpha, nodes.alpha)
+
+
+def test_an_ascent_is_adam_with_steps_that_shrink(rng):
+    units, objective = problem(rng)
+    objective = shifted(objective, -least(units, objective))
+    nodes = _Nodes(*(torch.full((3, 5), x).double() for x in (0.5, 0.1, 0.0)))
+    nodes.side[1, 2], nodes.side[2, 4] = 1.0, -1.0
+    scale = float((objective.units / units.gap).abs().mean())
+    alpha, beta = nodes.alpha.clone().requires_grad_(), nodes.beta.clone().requires_grad_()
+    groups = [{"params": [alpha]}, {"params": [beta]}]
+    adam = torch.optim.Adam(groups, betas=(0.9, 0.99), eps=1e-12, maximize=True)
+    steps, best = 40, torch.full((3,), -math.inf).double()
+    for step in range(1, steps + 1):
+        lower = _bound(units, objective, _Nodes(alpha, beta, nodes.side))[0]
+        best = torch.maximum(best, lower.detach())
+        for group, size in zip(adam.param_groups, (1.0, scale), strict=True):
+            group["lr"] = 0.1 * 0.97**step * size
+        adam.zero_grad()
+        lower.sum().backward()
+        adam.step()
+        with torch.no_grad():
+            alpha.clamp_(0, 1)
+            beta.clamp_(0)
+    found, kept = _ascend(units, objective, nodes, steps)
+    assert_close(found, best, rtol=1e-9, atol=1e-9)
+    assert_close(_bound(units, objective, kept)[0], best, rtol=1e-9, atol=1e-9)
+    # the first of a single step is the start, whatever it is
+    one, at = _ascend(units, objective, nodes, 1)
+    assert_close(one, _bound(units, objective, nodes)[0])
+    assert_close(at.alpha, nodes.alpha)
+
+
+def test_what_lines_lose_is_their_distance_from_their_units_at_the_worst_input(rng):
+    for layers in ((3, 2), (2, 2, 1)):
+        units, objective = problem(rng, layers=layers)
+        alpha, beta = torch.rand(20, 5, generator=rng).double(), gaussian(rng, 20, 5).abs()
+        side = (torch.randint(-1, 2, (20, 5), generator=rng) * torch.randint(0, 2, (20, 5), generator=rng)).double()
+        found = _losses(units, objective, _Nodes(alpha, beta, side))
+        for k in range(20):
+            _total, pixels, symbols = by_hand(units, objective, alpha[k], beta[k], side[k])
+            xi, eta = -pixels.sign(), torch.zeros(5).double()
+            for c in range(5):
+                y = float(units.centre[c] + units.pixels[c] @ xi + units.earlier[c] @ eta)
+                eta[c] = (max(y, 0.0) - units.slope[c] * y) / units.gap[c] - 1
+                low, high, a = float(units.lower[c]), float(units.upper[c]), float(symbols[c] / units.gap[c])
+                chord = max(high / (high - low) * (y - low), 0.0)
+                lost = -a * (chord - max(y, 0.0)) if a < 0 else a * (max(y, 0.0) - float(alpha[k, c]) * y)
+                expected = -1.0 if side[k, c] else max(lost, 0.0) + 1e-6 * abs(float(symbols[c]))
+                assert found[k, c].item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
 def test_children_take_both_sides_of_a_unit_that_was_not_split(rng):

@@ -13,7 +13,7 @@ pytest.importorskip("onnxruntime")
 
 from verification.onnx_files import write_vit
 
-from howsmooth.verification.onnx_network import read_module, read_onnx, session_of
+from howsmooth.verification.onnx_network import read_and_run, read_module, read_onnx, session_of, written
 from howsmooth.verification.properties import Property
 
 
@@ -123,12 +123,15 @@ MODULES = {
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_modules_are_read_as_they_compute(name, rng):
+def test_modules_are_read_as_they_and_onnxruntime_compute(name, tmp_path, rng):
     torch.manual_seed(0)
-    module = MODULES[name]().eval()
-    f, _run = read_module(module, (4, 8))
+    module, path = MODULES[name]().eval(), tmp_path / "module.onnx"
+    path.write_bytes(written(module, torch.zeros(1, 4, 8)).getvalue())
+    f, run = read_and_run(path)
     for x in torch.randn(3, 4, 8, generator=rng):
-        assert_close(f(x.double().reshape(1, -1))[0].float(), module(x[None])[0].detach(), rtol=1e-5, atol=1e-5)
+        found = f(x.double().reshape(1, -1))[0]
+        assert_close(found, run(x.flatten()), rtol=1e-5, atol=1e-5)
+        assert_close(found.float(), module(x[None])[0].detach(), rtol=1e-5, atol=1e-5)
 
 
 class Masked(nn.Module):

@@ -43,11 +43,17 @@ def test_no_input_of_the_box_has_a_smaller_margin(rng, eps, level):
         assert (margins.lower <= found.amin(0)).all()
 
 
-@pytest.mark.parametrize("seed", [3, 4, 8, 19])
+def test_scores_that_overflow_hide_nothing():
+    found = attack(89, points=5)
+    assert (found.bounded, found.planted != "proven") == (0, True)
+
+
+@pytest.mark.parametrize("seed", [3, 8, 19, 164])
 def test_no_attacked_point_of_a_box_contradicts_what_is_proven(seed):
     found = attack(seed, points=40)
     assert found.worst >= -ROUNDING, found.what
     assert 0 < found.used <= 1 + 1e-9
+    assert found.planted != "proven"
 
 
 @pytest.mark.parametrize("eps", [1e-4, 0.02, 0.1, 0.5])
@@ -241,10 +247,28 @@ def test_a_box_is_widened_by_the_rounding_of_its_middle(rng):
     x = gaussian(rng, 6)
     wanted = Property(x - 0.25, x + 0.75, Property.robust(x, eps=1.0, label=0, classes=4).unsafe)
     model = _expanded(_Network.of(f, wanted), wanted, 0)
-    middle, point = x + 0.25, Property(x, x, wanted.unsafe)
+    middle = x + 0.25
     assert_close(model.centre, f(middle[None]))
     tokens = embedding.weight[:1, :, 0].abs()
     assert_close(model.symbols.linear_range(model.derivative), tokens @ (0 * x + 0.5))
-    # a point is a box of four units in the last place
-    model, unit = _expanded(_Network.of(f, point), point, 0), torch.finfo(torch.float64).eps
-    assert_close(model.symbols.linear_range(model.derivative), tokens @ (4 * unit * x.abs()), rtol=1e-9, atol=0)
+    # a box that floats hardly resolve is one of four more units in the last place
+    unit, tiny = torch.finfo(torch.float64).eps, 2 * torch.finfo(torch.float64).eps * x.abs()
+    small = Property(x - tiny, x + tiny, wanted.unsafe)
+    model, half = _expanded(_Network.of(f, small), small, 0), (small.upper - small.lower) / 2
+    middle = (small.upper + small.lower) / 2
+    widened = half + 4 * unit * (middle.abs() + half)
+    assert_close(model.symbols.linear_range(model.derivative), tokens @ widened, rtol=1e-9, atol=0)
+
+
+def test_inputs_that_stay_where_they_are_have_no_symbols(rng):
+    f = smooth_network(rng)
+    x, moves = gaussian(rng, 3, 4), torch.zeros(3, 4).double()
+    moves[1] = 0.01
+    wanted = Property.robust(x, eps=moves, label=0, classes=3)
+    model = _expanded(_Network.of(f, wanted), wanted, 0)
+    assert model.symbols.coordinates == 4
+    stay = Property.robust(x, eps=0.0, label=0, classes=3)
+    point = _expanded(_Network.of(f, stay), stay, 2)
+    assert not point.derivative.any()
+    lower = _Margins.of(point, -torch.eye(3).double(), torch.zeros(3).double()).lower
+    assert_close(lower, f(x)[0])

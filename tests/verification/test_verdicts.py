@@ -1,14 +1,19 @@
 """Verdicts: known answers, counterexamples that are replayed, refusals."""
 
 import math
+import types
 
 import pytest
 import torch
-from verification.small_networks import gaussian, network, outputs
+from torch.testing import assert_close
+from verification.small_networks import gaussian, network, outputs, smooth_network
 
 import howsmooth as hs
 from howsmooth.maps.affine import Affine
-from howsmooth.verification import Property, Verdict, verify
+from howsmooth.verification import Property, Verdict, verdicts, verify
+from howsmooth.verification.branch_and_bound import SplitOutcome
+from howsmooth.verification.taylor_model import Deadline
+from howsmooth.verification.verdicts import _cost_of_forms, _Network, _prove
 
 
 def attacked(f, x, eps, label, rng):
@@ -138,7 +143,10 @@ def test_infinite_numbers_prove_nothing(rng):
     f = network(rng, layers=1)
     x = gaussian(rng, 6)
     wanted = Property.robust(x, eps=1e200, label=0, classes=3)
-    assert verify(f, wanted, timeout=5).status != "proven"
+    found = verify(f, wanted, timeout=5)
+    assert found.status != "proven"
+    far = Property.robust(x, eps=1e3, label=int(outputs(f, x).argmax()), classes=3)
+    assert _prove(_Network.of(f, far), far, 0.0, Deadline.after(5)).margins.max() == -math.inf
 
 
 def test_what_does_not_fit_is_refused_in_one_sentence(rng):
@@ -146,6 +154,11 @@ def test_what_does_not_fit_is_refused_in_one_sentence(rng):
     wanted = Property.robust(gaussian(rng, 5), eps=0.1, label=0, classes=3)
     with pytest.raises(hs.errors.ShapeError, match="6 inputs, the property bounds 5"):
         verify(f, wanted)
+    tokens = hs.maps.Chain(*f.maps[1:])
+    with pytest.raises(hs.errors.ShapeError, match=r"must be \(n, d\).*got \(6,\)"):
+        verify(tokens, Property.robust(gaussian(rng, 6), eps=0.1, label=0, classes=3))
+    with pytest.raises(hs.errors.ShapeError, match="one row, as behind pooling; got 3"):
+        verify(hs.maps.Chain(*f.maps[:-1]), Property.robust(gaussian(rng, 6), eps=0.1, label=0, classes=4))
     with pytest.raises(hs.errors.ShapeError, match="3 outputs"):
         verify(f, Property.robust(gaussian(rng, 6), eps=0.1, label=0, classes=4))
     with pytest.raises(hs.errors.AssumptionError, match="float64"):
@@ -156,6 +169,167 @@ def test_what_does_not_fit_is_refused_in_one_sentence(rng):
         Property(torch.ones(2), torch.zeros(2), wanted.unsafe)
 
 
+@pytest.mark.untyped
+def test_whoever_gives_a_model_is_told_where_its_map_is(rng):
+    wanted = Property.robust(gaussian(rng, 3, 64), eps=0.1, label=0, classes=2)
+    with pytest.raises(hs.errors.AssumptionError, match=r"got Transformer.*\.classifier"):
+        verify(hs.load("reviews"), wanted)
+
+
 def test_a_verdict_says_what_it_is():
     verdict = Verdict("unknown", torch.zeros(1), None, None, 1.5)
     assert repr(verdict) == "Verdict(unknown: neither a proof nor a counterexample was found, 1.5 s)"
+
+
+class Ticks:
+    """A clock that goes on by one second whenever it is read."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        self.now += 1.0
+        return self.now
+
+
+def test_a_deadline_ends_the_attack_and_every_expansion(rng):
+    f, x = smooth_network(rng), gaussian(rng, 3, 4)
+    wanted = Property.robust(x, eps=0.02, label=int(f(x).argmax()), classes=3)
+    whole = Ticks()
+    found = verify(f, wanted, timeout=1e6, clock=whole)
+    assert found.status == "unknown"
+    assert found.level == 2
+    assert not found.margins.isnan().any()
+    for share in (0.1, 0.5, 0.9):
+        clock = Ticks()
+        earlier = verify(f, wanted, timeout=share * whole.now, clock=clock)
+        assert earlier.status == "unknown"
+        assert share * whole.now < clock.now <= share * whole.now + 5  # it is read a few times more
+        assert earlier.seconds <= clock.now
+
+
+def test_without_any_bound_margins_are_no_numbers(rng):
+    f, x = smooth_network(rng), gaussian(rng, 3, 4)
+    found = verify(f, Property.robust(x, eps=1e-3, label=int(f(x).argmax()), classes=3), timeout=1.0, clock=Ticks())
+    assert found.status == "unknown"
+    assert found.margins.isnan().all()
+    assert found.uses is None
+    far = Property.robust(x, eps=3.0, label=int(f(x).argmax()), classes=3)
+    assert verify(f, far, timeout=1.0, clock=Ticks()).status == "unknown"
+    assert verify(f, far).status == "falsified"
+
+
+@pytest.mark.parametrize("level", [1.0, -1.0])
+def test_the_corner_of_a_box_is_found_where_it_alone_is_unsafe(rng, level):
+    """A margin that is linear in many inputs, at a corner just inside of an unsafe set of two inequalities."""
+    weight, x = gaussian(rng, 300), gaussian(rng, 300)
+    half = 0.01 * torch.rand(300, generator=rng).double()
+    highest = float(weight @ x + weight.abs() @ half)
+    embedding = Affine(
+        weight=torch.stack((0 * weight, weight))[None, :, None], bias=torch.tensor([[level, level - highest]]).double()
+    )
+    f = hs.maps.Chain(embedding, hs.maps.Dense(torch.eye(2).double()))
+    share = 1e-9 * float(weight.abs() @ half)
+    both = (torch.eye(2).double(), torch.tensor([level - 5, level - share]).double())
+    found = verify(f, Property(x - half, x + half, (both,)))
+    assert found.status == "falsified"
+    assert ((x - half <= found.counterexample) & (found.counterexample <= x + half)).all()
+    assert_close(found.outputs, f(found.counterexample[None])[0])
+    assert found.outputs[1] >= level - share
+    beyond = (torch.eye(2).double(), torch.tensor([level - 5, level + 1e-6]).double())
+    assert verify(f, Property(x - half, x + half, (beyond,))).status == "proven"
+
+
+def test_seconds_are_those_of_the_clock(rng):
+    f, x = smooth_network(rng), gaussian(rng, 3, 4)
+    for eps, status in ((1e-4, "proven"), (3.0, "falsified")):
+        clock = Ticks()
+        found = verify(f, Property.robust(x, eps=eps, label=int(f(x).argmax()), classes=3), timeout=1e4, clock=clock)
+        assert (found.status, found.seconds) == (status, clock.now - 1)
+
+
+class Scripted:
+    """What stands in for margins and for splitting: numbers for every level, and a record of what was asked."""
+
+    def __init__(self, monkeypatch, sets, lowers, outcomes=None):
+        self.lowers, self.outcomes, self.split, self.levels, self.told = lowers, outcomes or [], [], [], []
+        self.wanted = Property(
+            torch.zeros(1).double(),
+            torch.ones(1).double(),
+            tuple((torch.zeros(size, 1).double(), torch.zeros(size).double()) for size in sets),
+        )
+        symbols = types.SimpleNamespace(coordinates=2)
+        model = types.SimpleNamespace(derivative=torch.zeros(1, 1, 2 + bool(outcomes)).double(), symbols=symbols)
+
+        def expanded(_network, _wanted, level, _deadline):
+            self.levels.append(level)
+            return model
+
+        def margins(_model, _rows, _bounds):
+            lower = torch.tensor(self.lowers[self.levels[-1]]).double()
+            return types.SimpleNamespace(lower=lower, objective=int, uses=lambda row: {"row": self.told.append(row)})
+
+        def split(_units, row, deadline):
+            self.split.append((self.levels[-1], row, deadline.at))
+            return SplitOutcome(*self.outcomes.pop(0))
+
+        for name, value in (("_expanded", expanded), ("split", split), ("_cost_of_forms", lambda *_: 0.0)):
+            monkeypatch.setattr(verdicts, name, value)
+        monkeypatch.setattr(verdicts._Margins, "of", margins)
+        monkeypatch.setattr(verdicts.BentUnits, "of", lambda _model: None if outcomes is None else object())
+
+    def run(self, timeout=1e6):
+        clock = Ticks()
+        return _prove(None, self.wanted, clock(), Deadline.after(timeout, clock))
+
+
+@pytest.mark.untyped
+def test_levels_go_on_until_every_set_is_excluded_once(monkeypatch):
+    # what one level proves stays proven; of each set one row is enough
+    script = Scripted(monkeypatch, (1, 2), [[1.0, -1.0, -4.0], [-2.0, -1.0, -3.0], [-5.0, -2.0, 3.0]])
+    found = script.run()
+    assert (found.status, found.level, found.nodes) == ("proven", 2, 0)
+    assert found.margins.tolist() == [1.0, 3.0]
+    assert script.levels == [0, 1, 2]
+    assert script.told == [2, 2, 0]
+    # zero is not positive
+    script = Scripted(monkeypatch, (1, 1), [[0.0, 1.0]] * 3)
+    found = script.run()
+    assert (found.status, script.levels, found.margins.tolist()) == ("unknown", [0, 1, 2], [0.0, 1.0])
+    script = Scripted(monkeypatch, (2,), [[-1.0, 2.0]] * 3)
+    found = script.run()
+    assert (found.status, script.levels, found.margins.tolist()) == ("proven", [0], [2.0])
+    # where forms are too dear there is one level
+    script = Scripted(monkeypatch, (1,), [[-1.0]] * 3)
+    monkeypatch.setattr(verdicts, "_cost_of_forms", lambda *_: 1e12)
+    assert (script.run().status, script.levels) == ("unknown", [0])
+
+
+@pytest.mark.untyped
+def test_rows_are_split_from_the_least_one_on_and_not_at_the_first_level(monkeypatch):
+    lowers = [[-1.0, -2.0, 3.0, -9.0]] * 3
+    outcomes = [(True, 0.0, 5), (False, -0.5, 7), (True, 0.25, 2)]
+    script = Scripted(monkeypatch, (1, 1, 2), lowers, list(outcomes))
+    found = script.run()
+    assert (found.status, found.nodes, found.level) == ("proven", 14, 2)
+    assert found.margins.tolist() == [0.25, 1e-300, 3.0]
+    # level 1 may split for as long as it took to expand, the last level for all the time that is left
+    (one, row, until), (two, other, same), (three, again, end) = script.split
+    assert [(one, row), (two, other), (three, again)] == [(1, 1), (1, 0), (2, 0)]
+    assert until == same
+    # four ticks behind that of the deadline the level begins, one later it is expanded, another one is for splitting
+    assert until == end - 1e6 + 6
+    script = Scripted(monkeypatch, (1, 1, 2), lowers, list(outcomes))
+    assert script.run(timeout=4.5).status == "unknown"
+    assert all(at == 6.5 for _level, _row, at in script.split)
+    # what splitting finds may be less than what is known
+    script = Scripted(monkeypatch, (1,), [[-1.0]] * 3, [(False, -7.0, 1), (False, -6.0, 1)])
+    assert script.run().margins.tolist() == [-1.0]
+
+
+@pytest.mark.untyped
+def test_the_cost_of_forms_is_the_cube_of_their_size_for_every_score(rng):
+    f = network(rng, layers=3, heads=2)
+    model = types.SimpleNamespace(derivative=torch.zeros(1, 1, 11))
+    wanted = Property.robust(gaussian(rng, 6), eps=0.1, label=0, classes=3)
+    assert _cost_of_forms(_Network.of(f, wanted), model) == 3 * 2 * 3**2 * 11**3

@@ -1,6 +1,6 @@
 """Attack a map at an input: the perturbation of given size that moves the output most."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -210,19 +210,26 @@ class PreparedAttack:
         softmax saturates.
         Return none if the map is no attention, or not of a form that the theorem covers.
         """
+        found = self.theoretical_maxima([eps])
+        return None if found is None else found[0]
+
+    def theoretical_maxima(self, radii: Sequence[float]) -> Float[Tensor, "radii *batch"] | None:
+        """Return the same for several radii, which share what is known at each input."""
         if not isinstance(self.f, Attention):
             return None
         n, d = self.X.shape[-2:]
         ball = "token" if isinstance(self.metrics.input, LargestToken) else "total"
         # any other ball lies in one of the total norm, and no displacement is larger than so many total ones
-        eps = eps if ball == "token" else eps * self.metrics.input.euclidean_ratios((n, d))[0]
+        wider = 1.0 if ball == "token" else self.metrics.input.euclidean_ratios((n, d))[0]
         most = self.metrics.output.euclidean_ratios((n, self.there.shape[-1]))[1]
         try:
-            rows = self.X.reshape(-1, n, d)
-            found = [most * bound.value for bound in displacement_uppers(self.f, list(rows), eps=eps, metric=ball)]
+            found = displacement_uppers(
+                self.f, list(self.X.reshape(-1, n, d)), radii=[eps * wider for eps in radii], metric=ball
+            )
         except AssumptionError:
             return None
-        return torch.tensor(found, dtype=torch.float64, device=self.X.device).reshape(self.X.shape[:-2])
+        values = torch.tensor([[most * bound.value for bound in some] for some in found], dtype=torch.float64)
+        return values.mT.reshape(len(radii), *self.X.shape[:-2]).to(self.X.device)
 
     def _require_resolved(self, eps: float) -> None:
         least = ROUNDINGS * torch.finfo(self.X.dtype).eps * float(self.metrics.input.size(self.X).max())

@@ -24,6 +24,7 @@ from howsmooth.studies.kinds import Kind, RunCommand, kind_named, kind_names
 from howsmooth.studies.kinds.certified_radii import Certifying, by_their_labels
 from howsmooth.studies.plans.measurement_plan import Measuring, planned
 from howsmooth.studies.runs.database import FILE, check_writable
+from howsmooth.studies.runs.finished import finished, keep_finished
 from howsmooth.studies.runs.store import Store
 from howsmooth.tokens.swap_settings import read_candidates
 from howsmooth.wording import at_least, count, duration, number
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from howsmooth.studies.asks import Ask
     from howsmooth.studies.records import Failure
     from howsmooth.studies.resources import Resources
+    from howsmooth.studies.runs.composition import Composition
+    from howsmooth.studies.runs.measurement import Measurement
     from howsmooth.studies.sweep.sweep import Executor
 
 FAILED = 1
@@ -161,11 +164,17 @@ def measure(measuring: Measuring, options: RunOptions) -> None:
     """
     folder = options.folder(lambda: measuring.folder)
     measuring.check()
+    begin(f"Reading {measuring.model}")
+    if not options.dry_run and (before := finished(folder, measuring)) is not None:
+        for remark in before.remarks:
+            say(f"{remark}.", err=True)
+        go_on()
+        _print_measurement(before.measurement, before.compositions, as_json=options.as_json)
+        _say_where(folder, before.records, 0, before.others, as_json=options.as_json)
+        return
 
-    from howsmooth.cli.answers import print_answer, print_compositions
     from howsmooth.studies.resources import Resources
 
-    begin(f"Reading {measuring.model}")
     resources = Resources()
     made = planned(measuring, resources)
     for remark in made.subject.remarks:
@@ -176,7 +185,7 @@ def measure(measuring: Measuring, options: RunOptions) -> None:
     execution = options.executor(resources, measuring.where.threads)
     with stoppable(), execution as execute, Store(folder) as store, warnings.catch_warnings():
         warnings.simplefilter("once", ConvergenceWarning)
-        before = len(store.done(made.every))
+        known = len(store.done(made.every))
         made.begin(store)
         interrupted = options.answer(made.every, store, execute)
         kept, failures = store.keys(), store.failures(made.every)
@@ -186,18 +195,30 @@ def measure(measuring: Measuring, options: RunOptions) -> None:
         summed_up = bool(done & set(made.plan.keys))
         found = made.result(store, bounded=not interrupted, progress=progress) if summed_up else None
         composed = made.compositions(store)
+        if found is not None and not interrupted and len(done) == len(made.every):
+            keep_finished(store, measuring, made)
     if found is not None:
-        if options.as_json:
-            typer.echo(found.to_json())
-        else:
-            print_answer(found)
-            print_compositions(composed)
-        new, others = len(done) - before, len(kept) - len(done)
-        report, records = report_page(folder, new=bool(new)), count(len(done), "record")
-        say(f"The report is {report}. {records} ({new} of them new) are in {folder}.", err=options.as_json)
-        if others:
-            say(f"The folder holds {count(others, 'record')} of other commands too, which its report tells.", err=True)
+        _print_measurement(found, composed, as_json=options.as_json)
+        _say_where(folder, len(done), len(done) - known, len(kept) - len(done), as_json=options.as_json)
     exit_with_failures(failures, interrupted=interrupted, kept=f"{len(done)} of {len(made.every)} measured and kept")
+
+
+def _print_measurement(found: "Measurement", composed: "list[Composition]", *, as_json: bool) -> None:
+    from howsmooth.cli.answers import print_answer, print_compositions
+
+    if as_json:
+        typer.echo(found.to_json())
+    else:
+        print_answer(found)
+        print_compositions(composed)
+
+
+def _say_where(folder: Path, records: int, new: int, others: int, *, as_json: bool) -> None:
+    """Say where the report and the records are."""
+    report = report_page(folder, new=bool(new))
+    say(f"The report is {report}. {count(records, 'record')} ({new} of them new) are in {folder}.", err=as_json)
+    if others:
+        say(f"The folder holds {count(others, 'record')} of other commands too, which its report tells.", err=True)
 
 
 def declared_command(name: str) -> Callable[..., None]:

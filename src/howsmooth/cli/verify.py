@@ -25,7 +25,9 @@ def verify(
         Path, typer.Argument(metavar="PROPERTY.vnnlib", help="A box, and the outputs that are unsafe.")
     ],
     *,
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds after which the answer is unknown.")] = 100.0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", help="Seconds (wall time) until the answer is unknown.")
+    ] = 100.0,
     results: Annotated[
         Path | None,
         typer.Option("--results", metavar="FILE", help="Write the verdict there in the words of VNN-COMP."),
@@ -82,8 +84,10 @@ def _sentences(verdict: "Verdict", results: Path | None) -> list[str]:
     if verdict.status == "proven":
         how = "" if verdict.nodes <= 1 else f", after splitting into {verdict.nodes} pieces"
         lines = [f"Proven: no input of the box has an unsafe output ({took}{how})."]
-    else:
+    elif uses:
         lines = [f"Unknown: neither a proof nor a counterexample ({took}); {number(-least)} are missing."]
+    else:
+        lines = [f"Unknown: the time was over before there was any bound ({took}); give a larger --timeout."]
     if uses:
         taken = ", ".join(f"{name} {number(value)}" for name, value in uses.items() if name != "centre")
         lines.append(f"The tightest margin is {number(uses['centre'])} at the centre; {taken} may be taken off it.")

@@ -99,21 +99,24 @@ class AttentionJacobian(HeadsJacobian):
             return torch.bmm(whole.jvp(dS), pattern.v).baddbmm_(whole.P, dv).view(pattern.o.shape)
         moved = []
         for tile, weights, dS in self._push_scores(dq, dk):
-            dP = weights.jvp(dS)
-            do = torch.bmm(dP, pattern.v[:, tile.columns]).baddbmm_(weights.P, dv[:, tile.columns])
-            moved.append(unstack(do, tile))
+            moved.append(self._push_tile(tile, weights, dS, dv))
         return stitch(moved)
 
-    def push_magnitudes(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Float[Tensor, "stack shared n v"]:
-        """Return the sums of absolute terms in :meth:`push_means`."""
+    def push_terms(self, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor, Tensor]:
+        """Return :meth:`push_means`, and the sums of its absolute terms: scores are pushed once for both."""
         pattern = self.pattern
-        dq, dk, dv = dq.reshape(pattern.q.shape), dk.reshape(pattern.k.shape), dv.reshape(pattern.v.shape)
-        v, dv, sizes = pattern.v.abs(), dv.abs(), []
+        dq, dk, dv = dq.reshape(pattern.q.shape), dk.reshape(pattern.k.shape), dv.reshape(pattern.v.shape).contiguous()
+        v_sizes, dv_sizes, moved, sizes = pattern.v.abs(), dv.abs(), [], []
         for tile, weights, dS in self._push_scores(dq, dk):
             columns = tile.columns
-            do = torch.bmm(weights.magnitudes(dS), v[:, columns]) + torch.bmm(weights.P.abs(), dv[:, columns])
-            sizes.append(unstack(do, tile))
-        return stitch(sizes)
+            do = torch.bmm(weights.magnitudes(dS), v_sizes[:, columns])
+            sizes.append(unstack(do.baddbmm_(weights.P.abs(), dv_sizes[:, columns]), tile))
+            moved.append(self._push_tile(tile, weights, dS, dv))  # weights may change dS in place
+        return stitch(moved), stitch(sizes)
+
+    def _push_tile(self, tile: Tile, weights: Weights, dS: Tensor, dv: Tensor) -> Tensor:
+        do = torch.bmm(weights.jvp(dS), self.pattern.v[:, tile.columns])
+        return unstack(do.baddbmm_(weights.P, dv[:, tile.columns]), tile)
 
     def _push_scores(self, dq: Tensor, dk: Tensor) -> Iterator[tuple[Tile, Weights, Tensor]]:
         """Yield each tile with its weights and the change of its scores."""

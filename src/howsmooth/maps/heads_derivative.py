@@ -45,9 +45,10 @@ class HeadsJacobian(Operator, ABC):
     def push_means(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Float[Tensor, "stack shared n v"]:
         """Push perturbations of queries, keys and values to the means."""
 
-    def push_magnitudes(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Float[Tensor, "stack shared n v"]:
-        """Return the sums of absolute terms in :meth:`push_means`; by default the absolute sums."""
-        return self.push_means(dq, dk, dv).abs()
+    def push_terms(self, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor, Tensor]:
+        """Return :meth:`push_means`, and the sums of its absolute terms; by default the absolute sums."""
+        means = self.push_means(dq, dk, dv)
+        return means, means.abs()
 
     @abstractmethod
     def pull_means(self, g: Float[Tensor, "stack shared n v"]) -> tuple[Tensor, Tensor, Tensor]:
@@ -94,9 +95,7 @@ class HeadsJacobian(Operator, ABC):
         large bias.
         """
         moves, v = self.projections.jvp(E), self.projections.layout.v
-        means, terms = (
-            project_heads(x, None, self.batch) for x in (self.push_means(*moves), self.push_magnitudes(*moves))
-        )
+        means, terms = (project_heads(x, None, self.batch) for x in self.push_terms(*moves))
         within = _ratio(_length(terms), _length(means))
         between = torch.ones_like(within)
         if self.output is not None:

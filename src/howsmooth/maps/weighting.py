@@ -103,7 +103,7 @@ class Weights(Pickable, ABC):
 
     @abstractmethod
     def magnitudes(self, D: Tensor) -> Tensor:
-        """Return the sums of absolute terms in :meth:`jvp`, entry by entry."""
+        """Return the sums of absolute terms in :meth:`jvp`, entry by entry; ``D`` stays what it is."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from howsmooth.domains.domain import Domain, Neighbourhood
@@ -13,7 +13,13 @@ from howsmooth.errors import AssumptionError, DtypeError, ShapeError, Unmeasurab
 from howsmooth.maps.attention import Attention
 from howsmooth.metrics import Metric, Metrics, as_metrics
 from howsmooth.search.measure_search import MeasureMap, over_masses
-from howsmooth.search.norm_gradient import PRODUCTS, NormGradient, measurable_inputs, norm_gradient_or_skip
+from howsmooth.search.norm_gradient import (
+    KRYLOV_STEPS,
+    NormGradient,
+    measurable_inputs,
+    norm_gradient_or_skip,
+    products_of,
+)
 from howsmooth.search.starts import Starts, check_starts, empty_token, gather_starts
 from howsmooth.spectral.estimates import NormEstimate
 from howsmooth.spectral.operators import Differentiable, broadcast, measurable, require_map
@@ -24,6 +30,9 @@ from howsmooth.validation import Seed, generator_from
 
 # Variants of the starts are added up to this many runs, while all runs together have at most this many numbers.
 MAX_RUNS, MAX_NUMBERS = 32, 4096
+# Where the starts alone have so many numbers, products are dear: starts are told apart to a part in a hundred, runs
+# that fall behind end until so many are left, and a gradient takes so many Krylov steps.
+LARGE, LARGE_RTOL, LARGE_RUNS, LARGE_STEPS = 2**18, 1e-2, 2, 2
 # A search ends early when its best value has not grown for so many trials: by then a step has shrunk a millionfold.
 PATIENCE = 40
 # The first step of a token, as a share of the domain's scale, and the longest.
@@ -123,22 +132,27 @@ def maximise_counting(
     with torch.inference_mode(False):
         X = gather_starts(f, n, domain, wanted, like, generator)
         _require_one_map(f, X)
-        some, first = measurable_inputs(lambda _index: f, X, generator, metrics)
+        large = steps > 0 and X.numel() >= LARGE
+        solver = {"rtol": LARGE_RTOL, "certify": False} if large else {}
+        some, first = measurable_inputs(lambda _index: f, X, generator, metrics, **solver)
         X = X[some]
-        ended, trace, products = _ascend(f, domain, X, first, steps, generator, progress, metrics)
+        ended, trace, products = _ascend(f, domain, X, first, steps, generator, progress, metrics, large)
         begun = int(first.lower.argmax())
         last = _measured(f, ended, generator, metrics)
-    better = last is not None and bool(last.lower > first.lower[begun])
+        products += first.products + (0 if last is None else last.products)
+        better = last is not None and bool(last.lower > first.lower[begun])
+        there = last if better else (_measured(f, X[begun], generator, metrics) if large else None)
+        products += 0 if there is None or better else there.products
     best = ended if better else X[begun]
     witness = Witness(
         tokens=best[:, :-1] if isinstance(f, MeasureMap) else best,
-        measured=last if last is not None and better else first[begun],
+        measured=first[begun] if there is None else there,
         name="ascent",
         domain=domain.describe(n) + ("" if metrics.name == "total" else f", metric {metrics.name}"),
         trace=tuple(trace),
         weights=f.masses(best) if isinstance(f, MeasureMap) else None,
     )
-    return witness, first.products + products + (0 if last is None else last.products)
+    return witness, products
 
 
 def _fixed(metric: str | Metric | Metrics, weights: bool) -> Metrics:
@@ -170,6 +184,7 @@ def _ascend(
     generator: torch.Generator,
     progress: Callable[[int, float], None] | None,
     metrics: Metrics,
+    large: bool,
 ) -> tuple[Tensor, list[float], int]:
     """PopulationAscent from the starts ``X`` and variants of them.
 
@@ -181,13 +196,15 @@ def _ascend(
     room = max(0, min(MAX_RUNS, MAX_NUMBERS // X[0].numel()) - len(X))
     parents = torch.arange(len(X) + room, device=X.device) % len(X)
     runs = torch.cat((X, domain.nearest(vary(X[parents[len(X) :]], generator))))
-    climb = PopulationAscent(
-        lambda Y, guess: norm_gradient_or_skip(lambda _index: f, Y, guess, generator, metrics),
-        domain,
-        runs,
-        first.direction[parents],
-        generator,
-    )
+    krylov, products = LARGE_STEPS if large else KRYLOV_STEPS, 0
+
+    def slope(Y: Tensor, guess: Tensor) -> NormGradient:
+        nonlocal products
+        products += len(Y) * products_of(krylov)
+        return norm_gradient_or_skip(lambda _index: f, Y, guess, generator, metrics, krylov)
+
+    least = LARGE_RUNS if large else len(runs)
+    climb = PopulationAscent(slope, domain, runs, first.direction[parents], generator, least=least)
     for step in range(1, steps + 1):
         climb.advance()
         trace.append(max(trace[-1], float(climb.value.max())))
@@ -195,7 +212,7 @@ def _ascend(
             progress(step, trace[-1])
         if step > PATIENCE and trace[-1] <= trace[-1 - PATIENCE] * (1 + 1e-6):
             break
-    return climb.tokens[climb.value.argmax()], trace, len(trace) * len(runs) * PRODUCTS
+    return climb.tokens[climb.value.argmax()], trace, products
 
 
 class PopulationAscent:
@@ -207,7 +224,8 @@ class PopulationAscent:
     from both sides of a ridge cancel across it and add up along it.
 
     There are many local maxima, which differ in the numbers of tokens at each place. No small step leads from one to
-    another, so periodically the weaker half of the runs restarts from the best, with one token put on another.
+    another, so periodically the weaker half of the runs restarts from the best, with one token put on another; or ends,
+    as long as more than ``least`` are left.
 
     Attributes:
         tokens: The current inputs.
@@ -221,10 +239,12 @@ class PopulationAscent:
         tokens: Float[Tensor, "runs n d"],
         directions: Float[Tensor, "runs n e"],
         generator: torch.Generator,
+        *,
+        least: int | None = None,
     ) -> None:
-        """Start at ``tokens``, whose most sensitive directions are nearly ``directions``."""
+        """Start at ``tokens``, whose most sensitive directions are nearly ``directions``; by default no run ends."""
         self._slope, self._domain, self._generator = slope, domain, generator
-        self._trials = 0
+        self._trials, self._least = 0, len(tokens) if least is None else least
         here = slope(tokens, directions)
         self.tokens, self.value, self._direction = tokens, here.value, here.direction
         self._age = torch.zeros_like(here.value)
@@ -235,9 +255,13 @@ class PopulationAscent:
     def advance(self) -> None:
         """Take one trial for every run."""
         self._trials += 1
+        over = self._trials % GENERATION == 0
+        ending = over and len(self.value) > self._least
+        if ending:
+            self._keep(self.value.argsort(descending=True)[: max(self._least, (len(self.value) + 1) // 2)])
         trial, guess = self._trial(), self._direction
         fresh = torch.zeros_like(self.value, dtype=torch.bool)
-        if self._trials % GENERATION == 0:
+        if over and not ending:
             fresh = self._weaker_half()
             best = self.value.argmax()
             variants = self._domain.nearest(vary(self.tokens[best].expand_as(trial), self._generator))
@@ -249,6 +273,12 @@ class PopulationAscent:
         # a token whose gradients vanish, or leave the range of numbers, stays where it is
         heading = (self._mean / self._square.sqrt()).nan_to_num(0.0, 0.0, 0.0)
         return self._domain.nearest(self.tokens + broadcast(self._domain.scale * self._step, heading) * heading)
+
+    def _keep(self, some: Int[Tensor, " some"]) -> None:
+        """Go on with some of the runs."""
+        self.tokens, self.value, self._direction = self.tokens[some], self.value[some], self._direction[some]
+        self._age, self._step = self._age[some], self._step[some]
+        self._mean, self._square = self._mean[some], self._square[some]
 
     def _weaker_half(self) -> Bool[Tensor, " runs"]:
         rank = self.value.argsort(descending=True).argsort()

@@ -21,8 +21,6 @@ from howsmooth.spectral.solvers import local_lipschitz
 
 # Krylov steps from a start that is nearly right already.
 KRYLOV_STEPS = 4
-# Products of one gradient: two for each step, one that is differentiated, and that differentiation.
-PRODUCTS = 2 * KRYLOV_STEPS + 2
 # The random share of that start, so that a singular value that overtakes the largest is found.
 RANDOM_SHARE = 0.1
 # The map on some inputs of a batch: the same for all, or one whose masses are those of its inputs.
@@ -93,13 +91,22 @@ def _top_pair(
     return value, given.original(v.reshape(guess.shape)), wanted.standard_transpose(u)
 
 
+def products_of(steps: int) -> int:
+    """Return how many products a gradient takes: two for each step, one that is differentiated, and that."""
+    return 2 * steps + 2
+
+
 def measurable_inputs(
-    map_on: MapOn, X: Float[Tensor, "runs n d"], generator: torch.Generator, metrics: Metrics = TOTAL
+    map_on: MapOn,
+    X: Float[Tensor, "runs n d"],
+    generator: torch.Generator,
+    metrics: Metrics = TOTAL,
+    **solver: Any,
 ) -> tuple[Int[Tensor, " some"], NormEstimate]:
-    """Return which inputs can be measured, and the constants there."""
+    """Return which inputs can be measured, and the constants there; ``solver`` says how well."""
     every = torch.arange(len(X), device=X.device)
     try:
-        return every, local_lipschitz(map_on(every), X, metric=metrics, seed=generator)
+        return every, local_lipschitz(map_on(every), X, metric=metrics, seed=generator, **solver)
     except UnmeasurableError as error:
         some = every[:0]
         for i in every:  # together with others, since rounding may decide and depends on the batch
@@ -107,7 +114,7 @@ def measurable_inputs(
             some = more if _works(map_on(more), X[more]) else some
         if not len(some):
             raise UnmeasurableError(f"no input of the search can be measured: {error}", field=error.field) from error
-        return some, local_lipschitz(map_on(some), X[some], metric=metrics, seed=generator)
+        return some, local_lipschitz(map_on(some), X[some], metric=metrics, seed=generator, **solver)
 
 
 def norm_gradient_or_skip(
@@ -116,16 +123,17 @@ def norm_gradient_or_skip(
     guess: Float[Tensor, "runs n e"],
     generator: torch.Generator,
     metrics: Metrics = TOTAL,
+    steps: int = KRYLOV_STEPS,
 ) -> NormGradient:
     """Do what :func:`norm_gradient` does; inputs that cannot be measured have the value −∞."""
-    return _by_halves(map_on, torch.arange(len(X), device=X.device), X, guess, generator, metrics)
+    return _by_halves(map_on, torch.arange(len(X), device=X.device), X, guess, generator, metrics, steps)
 
 
 def _by_halves(
-    map_on: MapOn, index: Tensor, X: Tensor, guess: Tensor, generator: torch.Generator, metrics: Metrics
+    map_on: MapOn, index: Tensor, X: Tensor, guess: Tensor, generator: torch.Generator, metrics: Metrics, steps: int
 ) -> NormGradient:
     try:
-        return norm_gradient(map_on(index), X, guess, generator, metrics=metrics)
+        return norm_gradient(map_on(index), X, guess, generator, metrics=metrics, steps=steps)
     except UnmeasurableError:
         if len(X) == 1:
             nothing = torch.full_like(guess[:, 0, 0], -torch.inf)
@@ -133,7 +141,7 @@ def _by_halves(
         # the error does not say which input it was: both halves are tried, and so on
         half = len(X) // 2
         halves = [
-            _by_halves(map_on, index[part], X[part], guess[part], generator, metrics)
+            _by_halves(map_on, index[part], X[part], guess[part], generator, metrics, steps)
             for part in (slice(half), slice(half, None))
         ]
         return NormGradient(

@@ -129,6 +129,10 @@ class Resources:
         """Say which batches will come."""
         self._expected = list({id(batch): batch for batch in batches}.values())
 
+    def expects(self, batch: Sequence[Ask]) -> bool:
+        """Tell whether whoever does the work will be asked all of a batch."""
+        return any(other is batch for other in self._expected)
+
     def entering(
         self, batch: Sequence[AtText], cell: Sequence[AtText]
     ) -> tuple[Measurable, Float[Tensor, "windows n d"]]:

@@ -85,8 +85,9 @@ class AttentionExpansion(ExpandedStage):
         scores = self.heads.scale * self.q @ self.k.mT
         n = len(model.centre)
         f.positions.check(n)
-        f.positions.apply(scores, slice(0, n), slice(0, n))
-        self.P, self.hidden = torch.softmax(scores, -1), scores == -torch.inf
+        biases = torch.zeros_like(scores)  # scores themselves may overflow
+        f.positions.apply(biases, slice(0, n), slice(0, n))
+        self.P, self.hidden = torch.softmax(scores + biases, -1), biases == -torch.inf
         if bool(self.hidden.all(-1).any()):
             raise AssumptionError("boxes are verified where every token sees another; here a row is masked as a whole.")
         self.o = self.P @ self.v

@@ -38,6 +38,8 @@ class BoxSymbols:
         matrix = embedding.weight.flatten(2) * widths  # n, d, m
         n, d, _inputs = matrix.shape
         groups = _groups((matrix != 0).any(1))
+        if not groups:  # one point: a symbol that moves nothing
+            return cls(matrix.new_ones(1, 1, 1)), matrix.new_zeros(n, d, 1)
         sizes = [(len(tokens) * d, int(reads.sum())) for tokens, reads in groups]
         rows, columns = (max(size[axis] for size in sizes) for axis in (0, 1))
         generators = matrix.new_zeros(len(groups), rows, columns)

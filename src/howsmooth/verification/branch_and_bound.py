@@ -10,7 +10,6 @@ and :math:`\beta`. So every value that the ascent over them meets is a proven bo
 
 import functools
 import heapq
-import time
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from howsmooth.rounding import RANGE_SHARE
 from howsmooth.verification.relu_relaxation import ReLURelaxation
-from howsmooth.verification.taylor_model import TaylorModel
+from howsmooth.verification.taylor_model import Deadline, TaylorModel
 
 FIRST_STEPS, STEPS, RATE, DECAY = 100, 25, 0.1, 0.97
 # Nodes whose children are bounded at once.
@@ -102,13 +101,13 @@ class _Nodes:
     side: Float[Tensor, "b c"]
 
 
-def split(units: BentUnits, objective: MarginFunction, deadline: float) -> SplitOutcome:
+def split(units: BentUnits, objective: MarginFunction, deadline: Deadline) -> SplitOutcome:
     """Bound the least value of the objective, splitting units until it is positive or the time is over.
 
     Args:
         units: The bent units.
         objective: What is bounded.
-        deadline: When to stop, by ``time.monotonic``.
+        deadline: When to stop.
     """
     start = (units.upper / (units.upper - units.lower))[None]
     nodes = _Nodes(start, torch.zeros_like(start), torch.zeros_like(start))
@@ -116,7 +115,7 @@ def split(units: BentUnits, objective: MarginFunction, deadline: float) -> Split
     queue, leaves = [(float(lower[0]), 0, nodes, 0)], list[tuple[Tensor, Tensor, Tensor]]()
     count = 1
     while queue and not queue[0][0] > 0:
-        if time.monotonic() > deadline:
+        if deadline.passed:
             break
         taken = [heapq.heappop(queue) for _ in range(min(NODES, len(queue)))]
         parents = _Nodes(
@@ -186,7 +185,19 @@ def _ascend(units: BentUnits, objective: MarginFunction, nodes: _Nodes, steps: i
 
 
 def _children(units: BentUnits, objective: MarginFunction, nodes: _Nodes) -> _Nodes:
-    """Split at every node the unit whose line is furthest from it at the input that is worst for the lines."""
+    """Split at every node the unit whose line loses most."""
+    unit = _losses(units, objective, nodes).argmax(1)
+    sides = [nodes.side.clone(), nodes.side.clone()]
+    for side, sign in zip(sides, (1.0, -1.0), strict=True):
+        side[torch.arange(len(unit)), unit] = sign
+    return _Nodes(nodes.alpha.repeat(2, 1), nodes.beta.repeat(2, 1), torch.cat(sides))
+
+
+def _losses(units: BentUnits, objective: MarginFunction, nodes: _Nodes) -> Float[Tensor, "b c"]:
+    """Return how far the line of each unit is from it, at the input that is worst for the lines; −1 where it is split.
+
+    Where lines are right there, units that count for more come first.
+    """
     _lower, pixels, on_symbols = _bound(units, objective, nodes)
     y = units.centre - pixels.sign() @ units.pixels.mT
     eta = torch.zeros_like(y)
@@ -196,9 +207,4 @@ def _children(units: BentUnits, objective: MarginFunction, nodes: _Nodes) -> _No
     a = on_symbols / units.gap
     chord = units.upper / (units.upper - units.lower) * (y - units.lower)
     loss = torch.where(a < 0, -a * (chord.clamp_min(0) - torch.relu(y)), a * (torch.relu(y) - nodes.alpha * y))
-    loss = torch.where(nodes.side == 0, loss.clamp_min(0) + 1e-6 * on_symbols.abs(), -1.0)
-    row, unit = torch.arange(len(y)), loss.argmax(1)
-    sides = [nodes.side.clone(), nodes.side.clone()]
-    for side, sign in zip(sides, (1.0, -1.0), strict=True):
-        side[row, unit] = sign
-    return _Nodes(nodes.alpha.repeat(2, 1), nodes.beta.repeat(2, 1), torch.cat(sides))
+    return torch.where(nodes.side == 0, loss.clamp_min(0) + 1e-6 * on_symbols.abs(), -1.0)

@@ -169,7 +169,19 @@ def read_module(module: nn.Module, shape: Sequence[int]) -> tuple[Chain, Callabl
     The module is run on batches of one, in the dtype and the mode that it has.
     """
     example = next(module.parameters()).new_zeros(1, *shape)
-    written, name = io.BytesIO(), type(module).__name__
+    network, _shape = _read(type(module).__name__, written(module, example))
+
+    def run(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return module(x.to(example.dtype).reshape(example.shape)).double().flatten()
+
+    _compare(network, run, example.numel())
+    return network, run
+
+
+def written(module: nn.Module, example: Tensor) -> io.BytesIO:
+    """Return a module as ONNX."""
+    file, name = io.BytesIO(), type(module).__name__
     _require_onnx()
     if module.training:
         raise AssumptionError(f"{name} is in training mode; call .eval() first.", field="network")
@@ -178,20 +190,13 @@ def read_module(module: nn.Module, shape: Sequence[int]) -> tuple[Chain, Callabl
         warnings.simplefilter("ignore")  # of the exporter, on what it will be replaced by
         torch.backends.mha.set_fastpath_enabled(False)  # fused layers are not written as ONNX
         try:
-            torch.onnx.export(module, (example,), written, dynamo=False, opset_version=17)  # type: ignore[arg-type]
+            torch.onnx.export(module, (example,), file, dynamo=False, opset_version=17)  # type: ignore[arg-type]
         except Exception as error:  # every layer has its own way not to be exported
             raise UnsupportedModelError(f"{name} cannot be written as ONNX: {error}") from error
         finally:
             torch.backends.mha.set_fastpath_enabled(fused)
-
-    def run(x: Tensor) -> Tensor:
-        with torch.no_grad():
-            return module(x.to(example.dtype).reshape(example.shape)).double().flatten()
-
-    written.seek(0)
-    network, _shape = _read(name, written)
-    _compare(network, run, example.numel())
-    return network, run
+    file.seek(0)
+    return file
 
 
 def _require_onnx() -> Any:

@@ -1,6 +1,5 @@
 """Proven verdicts as claims of a proof file: the lines, sides and multipliers that exclude every unsafe set."""
 
-import time
 from typing import Any
 
 from torch import Tensor
@@ -13,7 +12,7 @@ from howsmooth.rounding import MARGIN_ROOM
 from howsmooth.verification.branch_and_bound import BentUnits, MarginFunction, split
 from howsmooth.verification.properties import Property
 from howsmooth.verification.relu_relaxation import ReLURelaxation
-from howsmooth.verification.taylor_model import TaylorModel
+from howsmooth.verification.taylor_model import Deadline, TaylorModel
 from howsmooth.verification.verdicts import _expanded, _Margins, _Network
 
 # Slopes of lines have so many decimals in a file: any slope proves something, and these prove the same, nearly.
@@ -28,7 +27,7 @@ def verdict_claim(network: Map, wanted: Property, level: int, seconds: float) ->
     """
     if any(isinstance(f, Norm) for f in leaves_of(network)):
         raise AssumptionError("proof files of verdicts know attention, MLPs with ReLUs and affine maps, and no norms.")
-    deadline = time.monotonic() + seconds
+    deadline = Deadline.after(seconds)
     model = _expanded(_Network.of(network, wanted), wanted, level)
     layers = [part for stage in model.stages for part in stage.parts if isinstance(part, ReLURelaxation)]
     bent = [part.bent.flatten().nonzero().squeeze(-1).tolist() for part in layers]
@@ -42,7 +41,7 @@ def verdict_claim(network: Map, wanted: Property, level: int, seconds: float) ->
     }
 
 
-def _excluded(model: TaylorModel, A: Tensor, b: Tensor, deadline: float) -> dict[str, Any]:
+def _excluded(model: TaylorModel, A: Tensor, b: Tensor, deadline: Deadline) -> dict[str, Any]:
     """Return the row of an unsafe set that no output satisfies, and the parts of the box with what proves it there."""
     margins = _Margins.of(model, A, b)
     row = int(margins.lower.argmax())

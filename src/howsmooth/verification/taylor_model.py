@@ -6,6 +6,8 @@ through the stages before, where they are one quadratic form and one sum of prod
 whole, and not its summands, is what makes the bound sharp.
 """
 
+import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +20,36 @@ from howsmooth.verification.box_symbols import BoxSymbols
 
 # Functionals that are pulled back at once, when their quadratic forms are built.
 BATCH = 32
+
+
+class OutOfTimeError(Exception):
+    """The deadline has passed; it never leaves :func:`howsmooth.verify`."""
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """When to stop, by a clock."""
+
+    at: float = math.inf
+    clock: Callable[[], float] = time.monotonic
+
+    @classmethod
+    def after(cls, seconds: float, clock: Callable[[], float] = time.monotonic) -> "Deadline":
+        """Return the deadline in so many seconds."""
+        return cls(clock() + seconds, clock)
+
+    @property
+    def passed(self) -> bool:
+        """Whether it is later."""
+        return self.clock() > self.at
+
+    def check(self) -> None:
+        """Raise an error if it has passed."""
+        if self.passed:
+            raise OutOfTimeError
+
+
+NEVER = Deadline()
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,10 +130,11 @@ class TaylorModel:
     centre: Float[Tensor, "n d"]
     derivative: Float[Tensor, "n d r"]  # L, in the coordinates y and the symbols that stages have added
     stages: tuple[ExpandedStage, ...] = ()
+    deadline: Deadline = NEVER
 
     def then(self, stage: ExpandedStage) -> "TaylorModel":
         """Go on behind one more stage."""
-        return TaylorModel(self.symbols, stage.value, stage.linear, (*self.stages, stage))
+        return TaylorModel(self.symbols, stage.value, stage.linear, (*self.stages, stage), self.deadline)
 
     def beyond_linear(
         self,
@@ -120,6 +153,7 @@ class TaylorModel:
         """
         found, at_once = [], BATCH if forms else 512
         for first in range(0, max(len(functionals), 1), at_once):
+            self.deadline.check()
             part = slice(first, first + at_once)
             pulled = functionals[part]
             sums = Forms(self.symbols, len(pulled), self.derivative.shape[-1] if forms else None, pulled)

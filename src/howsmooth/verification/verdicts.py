@@ -22,7 +22,7 @@ from howsmooth.verification.box_symbols import BoxSymbols
 from howsmooth.verification.branch_and_bound import BentUnits, MarginFunction, split
 from howsmooth.verification.network_expansion import LinearStage, expand
 from howsmooth.verification.properties import Property, read_vnnlib
-from howsmooth.verification.taylor_model import TaylorModel
+from howsmooth.verification.taylor_model import NEVER, Deadline, OutOfTimeError, TaylorModel
 
 ATTACK_STEPS, ATTACK_STARTS = 20, 4
 # Second orders are bounded by products of ranges; by forms for scores and hidden units; by forms everywhere.
@@ -39,10 +39,10 @@ class Verdict:
     Attributes:
         status: ``proven``, ``falsified``, or ``unknown``.
         margins: For every unsafe set, how far all outputs provably stay out of it; negative where that is not proven,
-            NaN where nothing was tried.
+            NaN where nothing was tried, or time was over before there was any bound.
         counterexample: An input of the box whose output is unsafe, if one was found.
         outputs: Its output.
-        seconds: How long it took.
+        seconds: How long it took, by the clock of the call.
         nodes: How many pieces the box was split into, by the signs of hidden units.
         level: How closely second orders were bounded: 0, 1 or 2.
         uses: Of the margin that is proven least: its value at the centre, and what each kind of change takes off.
@@ -104,6 +104,7 @@ def verify(
     property: Property | str | Path,  # noqa: A002
     *,
     timeout: float = 100.0,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Verdict:
     r"""Prove that no input of a box has an unsafe output, or find one that has.
 
@@ -115,9 +116,12 @@ def verify(
             affine maps and pooling, in chains and residual connections; or a module on inputs of the property's shape,
             which is read by way of ONNX.
         property: A VNN-LIB file, or a :class:`~howsmooth.verification.Property`.
-        timeout: Seconds after which the answer is ``unknown``.
+        timeout: Seconds after which the answer is ``unknown``. What is begun is ended: a batch of quadratic forms, a
+            round of splitting.
+        clock: What counts these seconds. It is wall time by default, as in the verification competition; on a machine
+            that others use too, ``time.process_time`` gives every run the same work.
     """
-    started = time.monotonic()
+    started = clock()
     if not timeout > 0:
         raise AssumptionError(f"timeout must be a positive number of seconds, got {timeout}.", field="timeout")
     wanted = property if isinstance(property, Property) else read_vnnlib(property)
@@ -130,12 +134,18 @@ def verify(
         from howsmooth.verification.onnx_network import read_module
 
         network, run = read_module(network, wanted.lower.shape)
-    whole = _Network.of(network, wanted)
-    found = _falsify(whole, wanted, run)
+    elif not isinstance(network, Map):
+        raise AssumptionError(
+            f"network must be an ONNX file, a module or a map, got {type(network).__name__}. Of a model and a "
+            "sentence, hs.certify(model, sentence) has the map as .classifier and what it maps as .embeddings.",
+            field="network",
+        )
+    whole, deadline = _Network.of(network, wanted), Deadline(started + timeout, clock)
+    found = _falsify(whole, wanted, run, deadline)
     if found is not None:
         margins = torch.full((len(wanted.unsafe),), torch.nan, dtype=torch.float64)
-        return Verdict("falsified", margins, *found, time.monotonic() - started)
-    return _prove(whole, wanted, started, started + timeout)
+        return Verdict("falsified", margins, *found, clock() - started)
+    return _prove(whole, wanted, started, deadline)
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +193,7 @@ class _Network:
 
 
 def _falsify(
-    network: _Network, wanted: Property, run: Callable[[Tensor], Tensor] | None
+    network: _Network, wanted: Property, run: Callable[[Tensor], Tensor] | None, deadline: Deadline
 ) -> tuple[Tensor, Tensor] | None:
     """Look for an unsafe input by steps along signs of gradients, from the centre and from random corners."""
     generator = torch.Generator().manual_seed(0)
@@ -195,6 +205,8 @@ def _falsify(
             start.bernoulli_(generator=generator).mul_(2).sub_(1)
         xi = start
         for step in range(ATTACK_STEPS):
+            if deadline.passed:
+                return None
             xi = xi.detach().requires_grad_()
             y = network.outputs(centre + half * xi)
             inside = torch.stack([(A @ y[k] - b).min() for k, (A, b) in enumerate(wanted.unsafe)])
@@ -219,20 +231,22 @@ def _replayed(
     return (x, y) if unsafe else None
 
 
-def _prove(network: _Network, wanted: Property, started: float, deadline: float) -> Verdict:
+def _prove(network: _Network, wanted: Property, started: float, deadline: Deadline) -> Verdict:
     rows = torch.cat([A for A, _b in wanted.unsafe])
     bounds = torch.cat([b for _A, b in wanted.unsafe])
     place = torch.cat([torch.full((len(b),), k) for k, (_A, b) in enumerate(wanted.unsafe)])
     best = torch.full((len(rows),), -torch.inf, dtype=torch.float64)
-    nodes, uses, level = 0, {}, 0
-    levels = LEVELS
-    for level in range(LEVELS):
-        begun = time.monotonic()
-        model = _expanded(network, wanted, level)
-        levels = LEVELS if _cost_of_forms(network, model) < AFFORDABLE else 1
-        margins = _Margins.of(model, rows, bounds)
+    nodes, uses, level, levels = 0, None, 0, LEVELS
+    for closer in range(LEVELS):
+        begun = deadline.clock()
+        try:
+            model = _expanded(network, wanted, closer, deadline)
+            margins = _Margins.of(model, rows, bounds)
+        except OutOfTimeError:
+            break
+        level, levels = closer, LEVELS if _cost_of_forms(network, model) < AFFORDABLE else 1
         best = torch.maximum(best, margins.lower)
-        enough = 2 * time.monotonic() - begun
+        enough = Deadline(min(deadline.at, 2 * deadline.clock() - begun), deadline.clock)
         bent = model.derivative.shape[-1] > model.symbols.coordinates
         units = BentUnits.of(model) if bent and bool(model.derivative.isfinite().all()) else None
         for row in (k for k in best.argsort().tolist() if best[k] <= 0):
@@ -242,17 +256,19 @@ def _prove(network: _Network, wanted: Property, started: float, deadline: float)
             if level == 0 and not last:
                 break  # the next level is cheap, and closer
             # the next level takes about three times as long as this one, and leaves less to split
-            outcome = split(units, margins.objective(row), deadline if last else min(deadline, enough))
+            outcome = split(units, margins.objective(row), deadline if last else enough)
             nodes += outcome.nodes
             best[row] = max(float(best[row]), outcome.lower if not outcome.positive else max(outcome.lower, 1e-300))
             if not outcome.positive:
                 break
         uses = margins.uses(int(margins.lower.argmin()))
-        if _all_excluded(best, place) or level == levels - 1 or time.monotonic() > deadline:
+        if _all_excluded(best, place) or level == levels - 1 or deadline.passed:
             break
     per_set = torch.stack([best[place == k].max() for k in range(len(wanted.unsafe))])
+    if uses is None:  # time was over before there was any bound
+        per_set = torch.full_like(per_set, torch.nan)
     status: Literal["proven", "unknown"] = "proven" if bool((per_set > 0).all()) else "unknown"
-    return Verdict(status, per_set, None, None, time.monotonic() - started, nodes, level, uses)
+    return Verdict(status, per_set, None, None, deadline.clock() - started, nodes, level, uses)
 
 
 def _cost_of_forms(network: _Network, model: TaylorModel) -> float:
@@ -267,12 +283,14 @@ def _all_excluded(best: Tensor, place: Tensor) -> bool:
     return all(bool((best[place == k] > 0).any()) for k in place.unique())
 
 
-def _expanded(network: _Network, wanted: Property, level: int) -> TaylorModel:
+def _expanded(network: _Network, wanted: Property, level: int, deadline: Deadline = NEVER) -> TaylorModel:
     centre, half = _box(wanted)
-    # the centre and the half-widths are rounded, so that the box they stand for is made a little larger
-    half = half + BOX_UNITS * torch.finfo(torch.float64).eps * (centre.abs() + half)
+    # the centre and the half-widths are rounded, so that the box they stand for is made a little larger; inputs that
+    # stay where they are have an exact centre, and need no symbols
+    rounding = BOX_UNITS * torch.finfo(torch.float64).eps * (centre.abs() + half)
+    half = torch.where(half > 0, half + rounding, 0.0)
     symbols, derivative = BoxSymbols.of(network.embedding, half)
-    return expand(network.rest, TaylorModel(symbols, network.tokens(centre), derivative), level)
+    return expand(network.rest, TaylorModel(symbols, network.tokens(centre), derivative, deadline=deadline), level)
 
 
 def _box(wanted: Property) -> tuple[Float[Tensor, " inputs"], Float[Tensor, " inputs"]]:
@@ -315,7 +333,7 @@ class _Margins:
         """How far each row is below zero on the whole box."""
         linear = self.pixels.abs().sum(1) + self.units.abs().sum(1)
         found = self.centre - linear * (1 + MARGIN_SHARE) - self.second_order - self.remainder
-        return torch.nan_to_num(found, nan=-torch.inf)  # what is no number proves nothing
+        return torch.where(found.isfinite(), found, -torch.inf)  # what is no number proves nothing
 
     def objective(self, row: int) -> MarginFunction:
         """Return one row for splitting."""

@@ -12,7 +12,7 @@ from theory.perturbed_inputs import on_boundary, small_layer
 import howsmooth as hs
 from howsmooth.errors import AssumptionError
 from howsmooth.theory.around_input import neighbourhood
-from howsmooth.theory.around_input.neighbourhood import ConstantsOnBalls
+from howsmooth.theory.around_input.neighbourhood import InputCentre
 from howsmooth.theory.at_input.head_at_input import heads_at_input
 from howsmooth.theory.at_input.rescaling import Rescaled
 
@@ -50,7 +50,7 @@ def test_rotary_positions_have_no_bound_on_the_movement(rng):
         hs.bounds.displacement_upper(f, gaussian(rng, 4, 3), eps=0.1)
 
 
-def test_the_hull_of_values_is_the_one_of_its_statement(rng, monkeypatch):
+def test_the_hull_of_values_is_the_one_of_its_statement(rng):
     f, X = small_layer(rng, positions=hs.maps.Positions(causal=True)), gaussian(rng, 4, 3)
     unit = Rescaled.of(f, X)
     errors = [
@@ -61,7 +61,6 @@ def test_the_hull_of_values_is_the_one_of_its_statement(rng, monkeypatch):
         dataclasses.replace(view, errors=r)
         for view, r in zip(heads_at_input(unit.attention, unit.X), errors, strict=True)
     ]
-    monkeypatch.setattr(neighbourhood, "heads_at_input", lambda _f, _X: seen)
     squares = 0.0
     for i in range(4):
         row = 0.0
@@ -74,7 +73,9 @@ def test_the_hull_of_values_is_the_one_of_its_statement(rng, monkeypatch):
             distances = [float((y[j] - view.P[i] @ y).norm()) for j in range(i + 1)]
             row += max(distances) + wrong + mean + norm * 0.7
         squares += row**2
-    assert neighbourhood._hull(unit, 0.7) == pytest.approx(math.sqrt(squares) * (1 + 1e-12), rel=2e-13, abs=0)
+    assert neighbourhood._hull([view.mixed() for view in seen], 0.7) == pytest.approx(
+        math.sqrt(squares) * (1 + 1e-12), rel=2e-13, abs=0
+    )
 
 
 @pytest.mark.parametrize("per_token", [False, True])
@@ -83,19 +84,36 @@ def test_the_movement_is_at_most_the_length_of_its_path_times_the_constants_and_
 ):
     f, X, eps = small_layer(rng), 5 * gaussian(rng, 4, 3), 0.3
     unit = Rescaled.of(f, X)
-    constants = gaussian(rng, 16).abs()
-    found = ConstantsOnBalls(values=constants, domain="ball", confidence=1.0)
-    monkeypatch.setattr(ConstantsOnBalls, "of", lambda *_args, **_options: found)
-    path = float(constants.sum()) * eps / 16 * (2 if per_token else 1) * (1 + 1e-12)
+    constants = gaussian(rng, 16).abs().cumsum(0).tolist()
+    asked = []
+    monkeypatch.setattr(InputCentre, "constants", lambda *_args: (asked.append(x) or x for x in constants))
+    path = sum(constants) * eps / 16 * (2 if per_token else 1) * (1 + 1e-12)
     for hull in (1e-3, 1e3):
-        monkeypatch.setattr(neighbourhood, "_hull", lambda _unit, radius, hull=hull: hull * radius)
+        asked.clear()
+        monkeypatch.setattr(neighbourhood, "_hull", lambda _views, radius, hull=hull: hull * radius)
         bound = hs.bounds.displacement_upper(f, X, eps=eps, metric=("total", "token")[per_token]).value
         assert bound == pytest.approx(min(path, unit.in_original_units(hull * eps)), rel=1e-13, abs=0)
+        assert len(asked) == (1 if hull < 1 else 16)  # where the hull is reached at once, no other ball is looked at
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+@pytest.mark.parametrize("mixed", [True, False])
+def test_balls_that_are_left_out_would_change_nothing(rng, per_token, mixed, monkeypatch):
+    f, X = small_layer(rng, mixed=mixed, size=2.0), gaussian(rng, 4, 3)
+    metric, radii, counts = ("total", "token")[per_token], (0.03, 0.3, 1.0, 3.0, 30.0), []
+    derivatives = InputCentre._derivatives
+    monkeypatch.setattr(InputCentre, "_derivatives", lambda *a: counts.append(0) or derivatives(*a))
+    (found,) = neighbourhood.displacement_uppers(f, [X], radii=radii, metric=metric)
+    spent = len(counts)
+    monkeypatch.setattr(neighbourhood, "_sum_of_all", lambda _constants: 0.0)  # never enough
+    (whole,) = neighbourhood.displacement_uppers(f, [X], radii=radii, metric=metric)
+    assert [bound.value for bound in found] == [bound.value for bound in whole]
+    assert spent < len(counts) - spent == 16 * len(radii)
 
 
 def test_the_hull_of_values_that_are_all_zero_is_a_point(rng):
     f, X = small_layer(rng), gaussian(rng, 4, 3)
-    assert neighbourhood._hull(Rescaled.of(dataclasses.replace(f, value=0 * f.value), X), 0.7) == 0.0
+    assert InputCentre(attention=dataclasses.replace(f, value=0 * f.value), X=X).hull(0.7) == 0.0
 
 
 def test_far_away_the_hull_bounds_the_movement_closely():
@@ -110,22 +128,22 @@ def test_far_away_the_hull_bounds_the_movement_closely():
 
 def test_several_inputs_share_what_is_known_around_the_origin(rng, monkeypatch):
     f, inputs, asked = small_layer(rng), [scale * gaussian(rng, 4, 3) for scale in (1.5, 1.0, 1.2, 0.9)], []
-    for eps in (0.01, 1.0, 50.0):
-        alone = [hs.bounds.displacement_upper(f, X, eps=eps) for X in inputs]
-        together = neighbourhood.displacement_uppers(f, inputs, eps=eps)
-        assert [bound.value for bound in together] == [bound.value for bound in alone]
+    radii = (0.01, 1.0, 50.0)
+    alone = [[hs.bounds.displacement_upper(f, X, eps=eps).value for eps in radii] for X in inputs]
+    together = neighbourhood.displacement_uppers(f, inputs, radii=radii)
+    assert [[bound.value for bound in some] for some in together] == alone
     upper = neighbourhood.sharp_upper
     monkeypatch.setattr(neighbourhood, "sharp_upper", lambda *args, **more: asked.append(more) or upper(*args, **more))
-    neighbourhood.displacement_uppers(f, inputs, eps=1.0)
-    assert len(asked) < len(inputs)
+    neighbourhood.displacement_uppers(f, inputs, radii=[1.0])
+    assert 0 < len(asked) < len(inputs)
 
 
 def test_a_ball_around_the_origin_is_asked_where_a_smaller_one_may_help(rng):
     f, X = small_layer(rng), gaussian(rng, 4, 3)
     around = neighbourhood.AroundOrigin(attention=f)
-    large, small = torch.tensor([1e9]).double(), torch.tensor([1e-9]).double()
+    large, small = 1e9, 1e-9
     first = around.upper(X, 1.0, large)
-    assert first == hs.bounds.sharp_upper(f, n=4, radius=around.known[0][0]).value
+    assert first == hs.bounds.sharp_upper(f, n=4, radius=next(iter(around.known))).value
     assert around.upper(2 * X, 1.0, small) == math.inf
     assert first < around.upper(2 * X, 1.0, large) < math.inf
     assert around.upper(X / 2, 1.0, small) < first  # the ball is smaller than any that is known

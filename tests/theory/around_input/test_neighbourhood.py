@@ -16,7 +16,7 @@ from howsmooth.theory.around_input import neighbourhood
 from howsmooth.theory.around_input.first_derivative import FirstDerivative
 from howsmooth.theory.around_input.head_on_ball import HeadAtCentre
 from howsmooth.theory.around_input.layer_on_ball import LayerAtCentre, LayerOnBall
-from howsmooth.theory.around_input.neighbourhood import _hull, token_unit
+from howsmooth.theory.around_input.neighbourhood import AroundOrigin, InputCentre, constants_on_balls, token_unit
 from howsmooth.theory.around_input.second_derivative import SecondDerivative
 from howsmooth.theory.at_input.head_at_input import heads_at_input
 from howsmooth.theory.at_input.rescaling import Rescaled
@@ -343,14 +343,14 @@ def test_the_bound_is_the_sum_over_intervals_or_the_derivative_on_the_ball(rng, 
         monkeypatch.setattr(neighbourhood, "NUMBERS", limit)
         along = here + torch.stack([second[: k + 1].sum() for k in range(16)]) * share / 16
         stated = torch.minimum(along, first) * max(unit.factors) * min(unit.factors)
-        found = neighbourhood.ConstantsOnBalls.of(f, X, eps=eps, per_token=per_token)
-        assert_close(found.values, stated.clamp_max(everywhere), rtol=1e-9, atol=0)
-        assert found.confidence == 1.0
+        centre = InputCentre(attention=f, X=X)
+        found = constants_on_balls(centre, eps, per_token, AroundOrigin(attention=f))
+        assert_close(torch.tensor(found, dtype=torch.float64), stated.clamp_max(everywhere), rtol=1e-9, atol=0)
+        assert centre.confidence == 1.0
         # the path has the length ε, or √n times that
-        moved = float(found.values.sum()) * eps / 16 * (2 if per_token else 1) * (1 + 1e-12)
+        moved = sum(found) * eps / 16 * (2 if per_token else 1) * (1 + 1e-12)
         displacement = hs.bounds.displacement_upper(f, X, eps=eps, metric=("total", "token")[per_token]).value
-        hull = token_unit(X, unit) * unit.in_original_units(_hull(unit, share))
-        assert displacement == pytest.approx(min(moved, hull), rel=2e-13, abs=0)
+        assert displacement == pytest.approx(min(moved, centre.hull(eps)), rel=2e-13, abs=0)
 
 
 def test_gram_matrices_are_affordable_up_to_their_limit_and_not_beyond(rng, monkeypatch):
@@ -368,7 +368,7 @@ def test_around_the_origin_is_looked_at_only_where_it_may_be_better(rng):
     f, X = small_layer(rng), gaussian(rng, 4, 3)
     X = X[X.norm(dim=-1).argsort()]  # the longest token comes last
     size = float(X.norm(dim=-1).max())
-    known, unknown = (torch.tensor([x], dtype=torch.float64) for x in (1.0, math.inf))
+    known, unknown = 1.0, math.inf
     assert neighbourhood.AroundOrigin(attention=f).upper(X, 0.09 * size, known) == math.inf
     assert neighbourhood.AroundOrigin(attention=f).upper(X, 0.09 * size, unknown) < math.inf
     for eps in (0.1 * size, 0.5):
@@ -411,16 +411,23 @@ def test_the_longer_side_of_the_derivative_decides_whether_it_is_decomposed(rng,
     assert neighbourhood._constant_at_centre(unit)[1] == neighbourhood.CONFIDENCE
 
 
+def derivatives(f, X, t, per_token):
+    """Both derivatives on balls of radii t."""
+    centre = InputCentre(attention=f, X=X)
+    return torch.tensor([centre._derivatives(s, per_token) for s in t.tolist()], dtype=torch.float64).mT
+
+
 @pytest.mark.parametrize("per_token", [False, True])
 def test_where_a_decomposition_fails_heads_alone_bound_both_derivatives(rng, per_token, monkeypatch):
-    unit, t = Rescaled.of(small_layer(rng), gaussian(rng, 4, 3)), torch.tensor([0.1, 0.5], dtype=torch.float64)
+    f, X, t = small_layer(rng), gaussian(rng, 4, 3), torch.tensor([0.1, 0.5], dtype=torch.float64)
+    unit = Rescaled.of(f, X)
     by_heads, _whole = stated_derivatives(unit.attention, unit.X, t, per_token)
 
     def fails(_seen):
         raise torch.linalg.LinAlgError("no decomposition")
 
     monkeypatch.setattr(LayerAtCentre, "of", fails)
-    assert_close(neighbourhood._derivatives(unit, t, per_token), by_heads, rtol=1e-12, atol=0)
+    assert_close(derivatives(f, X, t, per_token), by_heads, rtol=1e-12, atol=0)
 
 
 def test_what_is_measured_starts_elsewhere_for_every_question(rng):
@@ -431,14 +438,15 @@ def test_what_is_measured_starts_elsewhere_for_every_question(rng):
 
 @pytest.mark.parametrize("per_token", [False, True])
 def test_of_heads_apart_and_the_whole_layer_the_smaller_bound_counts(rng, per_token, monkeypatch):
-    unit, t = Rescaled.of(small_layer(rng), gaussian(rng, 4, 3)), torch.tensor([0.1, 0.5], dtype=torch.float64)
+    f, X, t = small_layer(rng), gaussian(rng, 4, 3), torch.tensor([0.1, 0.5], dtype=torch.float64)
+    unit = Rescaled.of(f, X)
     by_heads, _whole = stated_derivatives(unit.attention, unit.X, t, per_token)
     length = 2.0 if per_token else 1.0  # √n
     for size in (1e-6, 1e6):
         monkeypatch.setattr(SecondDerivative, "upper", lambda *_, size=size: size)
         monkeypatch.setattr(FirstDerivative, "upper", lambda *_, size=size: 3 * size)
         stated = torch.tensor([[length * size], [3 * size]], dtype=torch.float64).expand(2, 2)
-        found = neighbourhood._derivatives(unit, t, per_token)
+        found = derivatives(f, X, t, per_token)
         assert_close(found, torch.minimum(by_heads, stated), rtol=1e-12, atol=0)
 
 
@@ -449,8 +457,8 @@ def test_heads_are_joined_by_the_norm_of_the_output_or_added_up():
 
     values = [Head(3.0, 6.0), Head(4.0, 8.0)]
     for outputs, norm_W, stated in (
-        ([Head(20.0, 1.0), Head(30.0, 2.0)], 2.0, [10.0, 3.0]),
-        ([Head(1.0, 50.0), Head(2.0, 60.0)], 0.5, [2.5, 5.0]),
-        ([], None, [5.0, 10.0]),
+        ([Head(20.0, 1.0), Head(30.0, 2.0)], 2.0, (10.0, 3.0)),
+        ([Head(1.0, 50.0), Head(2.0, 60.0)], 0.5, (2.5, 5.0)),
+        ([], None, (5.0, 10.0)),
     ):
-        assert neighbourhood._by_heads(values, outputs, norm_W, True).tolist() == stated
+        assert neighbourhood._by_heads(values, outputs, norm_W, True) == stated

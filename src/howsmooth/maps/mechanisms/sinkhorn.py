@@ -218,7 +218,7 @@ class SinkhornWeights(Weights):
 
     def magnitudes(self, D: Tensor) -> Tensor:
         """Return the terms of the row-wise softmax and the entries themselves, without signs."""
-        return softmax_magnitudes(D, self.P) + self.jvp(D).abs()
+        return softmax_magnitudes(D, self.P) + self.jvp(D.clone()).abs()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

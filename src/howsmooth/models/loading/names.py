@@ -88,6 +88,22 @@ def built_in_path(name: str) -> Path:
         raise _absent(name, f", and it could not be fetched from {known.hub} ({error})") from error
 
 
+def files_stamp(name: str) -> str | None:
+    """Return a hash of the names, sizes and times of the files of a model: equal if nobody has written to them.
+
+    None for a model whose files are not known: one with random weights, or of a hub.
+    """
+    if name in BUILT_IN and BUILT_IN[name].home is not None:
+        place = built_in_path(name)
+    elif name not in BUILT_IN and os.path.exists(name):
+        place = Path(name).resolve()
+    else:
+        return None
+    files = [place] if place.is_file() else sorted(file for file in place.rglob("*") if file.is_file())
+    about = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.blake2b(repr(about).encode(), digest_size=8).hexdigest()
+
+
 def check_weights(name: str, path: Path) -> None:
     """Check that the weights of a built-in model are those that its numbers were measured with."""
     file = path / "model.safetensors" if path.is_dir() else path

@@ -158,10 +158,28 @@ def run(batch: Sequence[AttackAsk], cell: Sequence[AttackAsk], resources: "Resou
         if windows not in scenes:
             f, X = resources.entering(batch, here)
             scene = prepare(f, X, metric=first.metric, generator=seeded(here))
-            scenes[windows] = scene, scene.theoretical_maximum(first.eps) if first.bounded else None
+            scenes[windows] = scene, _allowed(batch, here, resources) if first.bounded else None
         answers = _attacked(here, *scenes[windows])
         found |= {ask.key: answer for ask, answer in zip(here, answers, strict=True)}
     return [found[ask.key] for ask in cell]
+
+
+def _allowed(batch: Sequence[AttackAsk], here: Sequence[AttackAsk], resources: "Resources") -> "Tensor | None":
+    """Bound the displacement at windows; together with all radii that this process will be asked for there."""
+    radii = {ask.eps for ask in (batch if resources.expects(batch) else here)}
+    places = tuple(replace(ask, eps=1.0, method=METHODS[0]) for ask in here)
+    found = resources.once(_ceilings, tuple(batch), places, tuple(sorted(radii)), resources)
+    return None if found is None else found[sorted(radii).index(here[0].eps)]
+
+
+def _ceilings(
+    batch: Sequence[AttackAsk], places: Sequence[AttackAsk], radii: Sequence[float], resources: "Resources"
+) -> "Tensor | None":
+    from howsmooth.attacks.perturbations import prepare
+    from howsmooth.studies.resources import seeded
+
+    f, X = resources.entering(batch, places)
+    return prepare(f, X, metric=places[0].metric, generator=seeded(places)).theoretical_maxima(radii)
 
 
 def _attacked(here: Sequence[AttackAsk], scene: "PreparedAttack", allowed: "Tensor | None") -> list[AttackAnswer]:

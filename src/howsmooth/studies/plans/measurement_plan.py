@@ -153,13 +153,19 @@ class PlannedMeasurement:
         Before the bounds of a layer are computed, ``progress`` is called with its number.
         """
         from howsmooth.studies.runs.run import measurement
+        from howsmooth.studies.runs.run_metadata import keep_ladders
+        from howsmooth.studies.runs.summary import NO_BOUNDS
 
         known = store.find((*self.plan.keys, *self.plan.beside))
         if not any(key in known for key in self.plan.keys):
             failures = store.failures(self.asks)
             said = f"all {len(failures)} failed, first: {failures[0].error}" if failures else "nothing is done yet"
             raise StudyError(f"there is nothing to sum up: {said}")
-        return measurement(store, [self.plan], known, self.subject.transformer if bounded else None, progress)
+        found = measurement(store, [self.plan], known)
+        if not bounded or all(layer.ladder is not NO_BOUNDS for layer in found.layers):
+            return found
+        keep_ladders(store, found, self.subject.transformer, progress)
+        return measurement(store, [self.plan], known)
 
     def compositions(self, store: "Store") -> "list[Composition]":
         """Return what the blocks do alone and together, for each length; nothing if that was not asked for."""

@@ -2,13 +2,12 @@
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Group
 
 from howsmooth.markup import paragraph
-from howsmooth.models.transformer import Transformer
 from howsmooth.studies.asks import AtText
 from howsmooth.studies.records import Failure, Record, RunPlan
 from howsmooth.studies.runs.measurement import Measurement
@@ -108,18 +107,8 @@ def measurements(store: Store, records: Sequence[Record], plans: Sequence[RunPla
     return sorted(found, key=lambda m: (m.model, m.text, m.map, m.metric, m.records[0].ask.window.stride))
 
 
-def measurement(
-    store: Store,
-    plans: Sequence[RunPlan],
-    known: dict[str, Record],
-    transformer: Transformer | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> Measurement:
-    """Build what is known of some plans that belong together; at least one of their records is there.
-
-    With the model, the bounds of layers that the run does not keep yet are computed and kept; ``progress`` is called
-    with the number of a layer before its bounds are.
-    """
+def measurement(store: Store, plans: Sequence[RunPlan], known: dict[str, Record]) -> Measurement:
+    """Build what is known of some plans that belong together; at least one of their records is there."""
     keys = {key for plan in plans for key in plan.keys}
     beside = {key for plan in plans for key in plan.beside} - keys
 
@@ -132,7 +121,7 @@ def measurement(
     first = records[0].ask
     longest = first_of_the_longest(record.ask for record in records)
     bounds = functools.partial(kept_ladder, store, first.model, first.map, first.metric)
-    layers = summarise(records, functools.partial(bounds, transformer=transformer, progress=progress))
+    layers = summarise(records, bounds)
     # earlier versions kept bounds for the mean norm, a ball that need not hold the text they stand beside
     old = any(not layer.ladder.bounds and bounds(layer.layer, layer.length, layer.radius).bounds for layer in layers)
     places = {(record.ask.length, record.ask.window.index): record.ask for record in records}

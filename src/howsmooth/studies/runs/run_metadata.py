@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable
 
+import torch
+
 from howsmooth.errors import AssumptionError, FileError
 from howsmooth.maps.attention import Attention
 from howsmooth.models.inputs.model_inputs import Inputs
@@ -11,7 +13,8 @@ from howsmooth.studies.asks import AtText
 from howsmooth.studies.json_values import fingerprint, from_json, to_json
 from howsmooth.studies.runs.measurement import Measurement
 from howsmooth.studies.runs.store import Store
-from howsmooth.studies.runs.summary import NO_BOUNDS
+from howsmooth.studies.runs.summary import NO_BOUNDS, LayerSummary
+from howsmooth.studies.sweep.workers import side_by_side
 from howsmooth.theory.bounds import table
 from howsmooth.theory.results import BoundsTable, NotApplicable
 
@@ -43,35 +46,43 @@ def kept_notes(store: Store, model: str) -> tuple[str, ...]:
     return from_json(store.fact(f"notes on {model}") or "[]", tuple[str, ...])
 
 
-def keep_ladders(store: Store, measurement: Measurement, transformer: Transformer) -> None:
-    """Keep every bound for the layers of a measurement, unless they are kept already: about a second for each."""
-    # layer by layer: blocks may come from their files
-    for layer in sorted(measurement.layers, key=lambda found: found.layer):
-        place = (measurement.model, measurement.map, measurement.metric, layer.layer, layer.length, layer.ball)
-        kept_ladder(store, *place, transformer)
+def keep_ladders(
+    store: Store, measurement: Measurement, transformer: Transformer, progress: Callable[[int], None] | None = None
+) -> None:
+    """Keep every bound for the layers of a measurement, unless they are kept already: about a second for each.
+
+    Layers are shared out over the threads of torch. Before a layer is done, ``progress`` is called with its number.
+    """
+    place = measurement.model, measurement.map, measurement.metric
+    layers = sorted(measurement.layers, key=lambda found: found.layer)
+    missing = [x for x in layers if store.fact(_ladder_name(*place, x.layer, x.length, x.ball)) is None]
+    # blocks that come from their files come one after the other
+    count = 1 if transformer.stream is not None else min(torch.get_num_threads(), len(missing))
+
+    def found(layer: LayerSummary) -> BoundsTable:
+        return _ladder(transformer, measurement.map, measurement.metric, layer.layer, layer.length, layer.ball)
+
+    with side_by_side(count) as each:
+        ladders = each(found, missing)
+        for layer in missing:
+            if progress is not None:
+                progress(layer.layer)
+            store.keep(_ladder_name(*place, layer.layer, layer.length, layer.ball), next(ladders).to_json())
 
 
-def kept_ladder(
-    store: Store,
-    model: str,
-    part: str,
-    metric: str,
-    layer: int,
-    n: int,
-    radius: float,
-    transformer: Transformer | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> BoundsTable:
-    """Return the bounds that a run keeps for n tokens in a ball; with the model, those that it does not keep yet."""
+def kept_ladder(store: Store, model: str, part: str, metric: str, layer: int, n: int, radius: float) -> BoundsTable:
+    """Return the bounds that a run keeps for n tokens in a ball."""
+    kept = store.fact(_ladder_name(model, part, metric, layer, n, radius))
+    return NO_BOUNDS if kept is None else BoundsTable.from_json(kept)
+
+
+def _ladder_name(model: str, part: str, metric: str, layer: int, n: int, radius: float) -> str:
     name = f"bounds of {model}, {part}, layer {layer}, n = {n}, R = {radius:.12g}"
-    name += "" if metric == "total" else f", {metric}"
-    kept = store.fact(name)
-    if kept is not None:
-        return BoundsTable.from_json(kept)
-    if transformer is None:
-        return NO_BOUNDS
-    if progress is not None:
-        progress(layer)
+    return name + ("" if metric == "total" else f", {metric}")
+
+
+def _ladder(transformer: Transformer, part: str, metric: str, layer: int, n: int, radius: float) -> BoundsTable:
+    """Compute every bound for a part of a layer; or why there is none."""
     refused = "the theorems are about attention alone."
     alone = transformer.layers[layer].attention is not None and part != "block"
     f = transformer.layer(layer).map(part) if alone and not MapName.parse(part).spans_layers else None
@@ -79,10 +90,7 @@ def kept_ladder(
         found = table(f, n=n, radius=radius, heads=PROMISING, metric=metric) if isinstance(f, Attention) else None
     except AssumptionError as error:
         found, refused = None, str(error)
-    if found is None:
-        found = BoundsTable(bounds=(), refused=(NotApplicable(name="all", reason=refused),))
-    store.keep(name, found.to_json())
-    return found
+    return BoundsTable(bounds=(), refused=(NotApplicable(name="all", reason=refused),)) if found is None else found
 
 
 def keep_words(store: Store, asks: Iterable[AtText], inputs: Inputs) -> None:

@@ -7,10 +7,11 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.pool import ThreadPool
+from typing import TypeVar
 
 import torch
 
@@ -23,6 +24,7 @@ from howsmooth.studies.sweep.sweep import Executor, WorkUnit, attempt, sentence,
 # How many processes a unit may lose before it is called a failure.
 LOSSES = 3
 SPAWN = multiprocessing.get_context("spawn")
+T, R = TypeVar("T"), TypeVar("R")
 
 
 @contextlib.contextmanager
@@ -86,6 +88,16 @@ def in_process(work: Sequence[WorkUnit], resources: Resources, threads: int | No
         for unit in work:
             if unit.alone or not together:
                 yield attempt(unit, resources)
+
+
+@contextlib.contextmanager
+def side_by_side(count: int) -> Iterator[Callable[[Callable[[T], R], Sequence[T]], Iterator[R]]]:
+    """Apply a function to items in so many threads, each of which has one for its products; in their order."""
+    if count <= 1:
+        yield map
+        return
+    with using_threads(1), ThreadPool(count, torch.set_num_threads, (1,)) as pool:
+        yield pool.imap
 
 
 @contextlib.contextmanager

@@ -1,9 +1,10 @@
 """Theorem 5: the local constant of every input in a ball around one, and how far the output moves there."""
 
+import functools
 import hashlib
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -21,7 +22,7 @@ from howsmooth.theory.around_input.head_on_ball import TINY, HeadAtCentre, HeadO
 from howsmooth.theory.around_input.layer_on_ball import LayerAtCentre, LayerOnBall
 from howsmooth.theory.around_input.second_derivative import SecondDerivative
 from howsmooth.theory.assumptions import has_key_norm, require_attention
-from howsmooth.theory.at_input.head_at_input import heads_at_input
+from howsmooth.theory.at_input.head_at_input import HeadAtInput, heads_at_input
 from howsmooth.theory.at_input.rescaling import Rescaled
 from howsmooth.theory.ball.softmax import sharp_upper
 from howsmooth.theory.heads import log, on_cpu, output_norm
@@ -66,8 +67,10 @@ def neighbourhood_upper(
         AssumptionError: If ``eps`` is not positive, or under rotary positions, soft caps, query or key norms.
     """
     per_token = _per_token(metric)
-    found = ConstantsOnBalls.of(attention, X, eps=eps, per_token=per_token)
-    return upper_bound(log(float(found.values[-1])), "neighbourhood_upper", found.domain, SOURCE, found.confidence)
+    _require(attention, eps)
+    centre = InputCentre(attention=attention, X=X)
+    found = constants_on_balls(centre, eps, per_token, AroundOrigin(attention=attention))
+    return upper_bound(log(found[-1]), "neighbourhood_upper", _ball(eps, per_token), SOURCE, centre.confidence)
 
 
 def displacement_upper(
@@ -91,30 +94,45 @@ def displacement_upper(
     Raises:
         AssumptionError: As :func:`neighbourhood_upper`.
     """
-    return displacement_uppers(attention, [X], eps=eps, metric=metric)[0]
+    return displacement_uppers(attention, [X], radii=[eps], metric=metric)[0][0]
 
 
 def displacement_uppers(
-    attention: Attention, inputs: Sequence[Float[Tensor, "n d"]], *, eps: float, metric: str | Metric = "total"
-) -> list[Bound]:
-    """Return :func:`displacement_upper` at several inputs of one length, whose balls around the origin are shared."""
+    attention: Attention,
+    inputs: Sequence[Float[Tensor, "n d"]],
+    *,
+    radii: Sequence[float],
+    metric: str | Metric = "total",
+) -> list[list[Bound]]:
+    """Return :func:`displacement_upper` at several inputs of one length, for each within several radii.
+
+    What is known at an input is shared by its radii, and what is known of balls around the origin by all.
+    """
     per_token, around = _per_token(metric), AroundOrigin(attention=attention)
-    smallest_first = sorted(range(len(inputs)), key=lambda i: _longest(inputs[i]))
-    found = {i: _displacement(attention, inputs[i], eps, per_token, around) for i in smallest_first}
+    found: dict[int, list[Bound]] = {}
+    for eps in radii:
+        _require(attention, eps)
+    for i in sorted(range(len(inputs)), key=lambda i: _longest(inputs[i])):  # the smallest balls first
+        centre = InputCentre(attention=attention, X=inputs[i])
+        found[i] = [_displacement(centre, eps, per_token, around) for eps in radii]
     return [found[i] for i in range(len(inputs))]
 
 
-def _displacement(attention: Attention, X: Tensor, eps: float, per_token: bool, around: "AroundOrigin") -> Bound:
-    found = ConstantsOnBalls.of(attention, X, eps=eps, per_token=per_token, around=around)
-    # a straight path, at the right end of every interval as for the constant
-    # |f(Z) − f(X)| ≤ ∫|D f| along the segment, whose points at distance t lie in the ball of radius t.
-    step = eps / len(found.values) * (math.sqrt(len(X)) if per_token else 1.0)
-    along = float(found.values.sum()) * step * (1 + PRODUCT)
-    unit = Rescaled.of(attention, X)
-    size = token_unit(X, unit)
-    value = min(along, size * unit.in_original_units(_hull(unit, eps / size)))
+def _displacement(centre: "InputCentre", eps: float, per_token: bool, around: "AroundOrigin") -> Bound:
+    # |f(Z) − f(X)| ≤ ∫|D f| along the segment, whose points at distance t lie in the ball of radius t: a straight path,
+    # at the right end of every interval as for the constant
+    step = eps / INTERVALS * (math.sqrt(len(centre.X)) if per_token else 1.0)
+    value = centre.hull(eps)
+    constants = constants_on_balls(centre, eps, per_token, around, enough=value / step)
+    if len(constants) == INTERVALS:
+        value = min(value, math.fsum(constants) * step * (1 + PRODUCT))
     source = "ours: second derivative along a path, or the hull of values"
-    return upper_bound(log(value), "displacement_upper", found.domain, source, found.confidence)
+    return upper_bound(log(value), "displacement_upper", _ball(eps, per_token), source, centre.confidence)
+
+
+def _ball(eps: float, per_token: bool) -> str:
+    """Say which ball it is."""
+    return f"the ball of radius {eps:g} around the input" + (", for each token" if per_token else "")
 
 
 def _per_token(metric: str | Metric) -> bool:
@@ -129,10 +147,10 @@ def _per_token(metric: str | Metric) -> bool:
     return name == "token"
 
 
-def _hull(unit: Rescaled, eps: float) -> float:
+def _hull(views: list[HeadAtInput], eps: float) -> float:
     """Bound the movement by the hull of values, which no row leaves."""
-    rows = torch.zeros(len(unit.X), dtype=torch.float64)
-    for view in (alone.mixed() for alone in heads_at_input(unit.attention, unit.X)):
+    rows = torch.zeros(len(views[0].P), dtype=torch.float64)
+    for view in views:
         error = 4 * view.errors.value * view.value_norm / max(view.head.norm_V, TINY)
         distance = distances(view.mean, view.y) + error
         # the mean itself is known up to the rounding errors of its weights
@@ -142,42 +160,121 @@ def _hull(unit: Rescaled, eps: float) -> float:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ConstantsOnBalls:
-    """Bounds on the local constant on balls around one input, their radii at equal steps up to ``eps``."""
+class InputCentre:
+    """The input that balls are around: everything there is computed once, for balls of all radii."""
 
-    values: Float[Tensor, " steps"]
-    domain: str  # the whole ball, in words
-    confidence: float  # 1, or that of the constant at the centre
+    attention: Attention
+    X: Float[Tensor, "n d"]
 
-    @classmethod
-    def of(
-        cls,
-        attention: Attention,
-        X: Float[Tensor, "n d"],
-        *,
-        eps: float,
-        per_token: bool,
-        around: "AroundOrigin | None" = None,
-    ) -> "ConstantsOnBalls":
-        """Bound the constant on every ball; what is known of balls ``around`` the origin is not computed again."""
-        _require(attention, eps)
-        around = AroundOrigin(attention=attention) if around is None else around
-        unit = Rescaled.of(attention, X)
-        share = eps / token_unit(X, unit)
-        centre, confidence = _constant_at_centre(unit)
-        t = torch.linspace(0, share, INTERVALS + 1, dtype=torch.float64)[1:]
-        second, first = _derivatives(unit, t, per_token) if share < FARTHEST else torch.full((2, INTERVALS), torch.inf)
+    @functools.cached_property
+    def unit(self) -> Rescaled:
+        """The map and the input in other units."""
+        return Rescaled.of(self.attention, self.X)
+
+    @functools.cached_property
+    def size(self) -> float:
+        """The length that tokens were divided by."""
+        return token_unit(self.X, self.unit)
+
+    @functools.cached_property
+    def constant(self) -> tuple[float, float]:
+        """A bound on the constant at the input, in those units, and its confidence."""
+        return _constant_at_centre(self.unit)
+
+    @property
+    def confidence(self) -> float:
+        """The confidence of everything that follows from it."""
+        _constant, confidence = self.constant
+        return confidence
+
+    @functools.cached_property
+    def heads(self) -> tuple[list[HeadAtCentre], list[HeadAtCentre]]:
+        """All heads, their values before W (heads joined by ‖W‖) and after W (heads added up): weights are the same."""
+        before, after = ([HeadAtCentre.of(view) for view in side] for side in (self._views, self._mixed))
+        return before, after
+
+    @functools.cached_property
+    def output_norm(self) -> float | None:
+        """The norm of the output projection, if there is one."""
+        plain = self.unit.attention.output is None
+        return None if plain else output_norm(tuple(view.head for view in self._mixed))
+
+    @functools.cached_property
+    def layer(self) -> tuple[SecondDerivative, FirstDerivative] | None:
+        """Both derivatives of the whole layer; none where that takes too much memory, or leaves the range of floats."""
+        heads, n = len(self._views), len(self.X)
+        if n * (heads * n) ** 2 > NUMBERS:
+            return None
+        try:
+            at_X = LayerAtCentre.of(self._views)
+            return SecondDerivative(centre=at_X), FirstDerivative.of(self._views, at_X)
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            return None
+
+    def hull(self, eps: float) -> float:
+        """Bound the movement by the hull of values."""
+        return self.size * self.unit.in_original_units(_hull(self._mixed, eps / self.size))
+
+    def constants(self, eps: float, per_token: bool) -> Iterator[float]:
+        """Yield bounds on the constant on balls of radii at equal steps up to ``eps``: each from that before."""
+        share = eps / self.size
+        along, _confidence = self.constant
         # Why the right end of every interval: the bound on the second derivative grows with t, so the sum lies above
         # the integral; a rule of higher order would be nearer to it, and no theorem.
-        along = centre + second.cumsum(0) * (share / INTERVALS)
-        found = torch.tensor(
-            [unit.in_original_units(float(x)) for x in torch.minimum(along, first)], dtype=torch.float64
-        )
-        return cls(
-            values=found.nan_to_num(torch.inf, torch.inf).clamp_max(around.upper(X, eps, found)),
-            domain=f"the ball of radius {eps:g} around the input" + (", for each token" if per_token else ""),
-            confidence=confidence,
-        )
+        for t in torch.linspace(0, share, INTERVALS + 1, dtype=torch.float64)[1:].tolist():
+            second, first = self._derivatives(t, per_token) if share < FARTHEST else (math.inf, math.inf)
+            along += second * (share / INTERVALS)
+            found = math.nan if math.isnan(along + first) else self.unit.in_original_units(min(along, first))
+            yield math.inf if math.isnan(found) else found
+
+    def _derivatives(self, t: float, per_token: bool) -> tuple[float, float]:
+        """Bound the second and the first derivative on the ball of radius t: head by head, and for the whole layer."""
+        before, after = self.heads
+        values = [head.on_ball(t, per_token) for head in before]
+        # the output projection changes values and no weights
+        outputs = [head.on_ball(t, per_token, like=x) for head, x in zip(after, values, strict=True)]
+        by_heads = _by_heads(values, outputs, self.output_norm, per_token)
+        if self.layer is None:
+            return by_heads
+        second, first = self.layer
+        length = math.sqrt(len(self.X)) if per_token else 1.0  # a movement of every token by one is √n long
+        try:
+            ball = LayerOnBall.of(second.centre, values, t, per_token)
+            whole = length * second.upper(ball), first.upper(values, outputs, t, per_token)
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # numbers beyond the range of floats
+            return by_heads
+        return _least(by_heads[0], whole[0]), _least(by_heads[1], whole[1])
+
+    @functools.cached_property
+    def _views(self) -> list[HeadAtInput]:
+        return heads_at_input(self.unit.attention, self.unit.X)
+
+    @functools.cached_property
+    def _mixed(self) -> list[HeadAtInput]:
+        return [view.mixed() for view in self._views]
+
+
+def constants_on_balls(
+    centre: InputCentre, eps: float, per_token: bool, around: "AroundOrigin", enough: float = math.inf
+) -> list[float]:
+    """Bound the constant on balls of radii at equal steps up to ``eps``; fewer where the sum of all exceeds ``enough``.
+
+    What is known of balls ``around`` the origin is not computed again.
+    """
+    found: list[float] = []
+    for value in centre.constants(eps, per_token):
+        found.append(value)
+        if len(found) < INTERVALS and _sum_of_all(found) > enough:
+            limit = around.upper(centre.X, eps, value)
+            if _sum_of_all([min(x, limit) for x in found]) > enough:
+                return found
+    limit = around.upper(centre.X, eps, found[-1])
+    return [min(x, limit) for x in found]
+
+
+def _sum_of_all(constants: list[float]) -> float:
+    """Return what the constants on all balls add up to, at least: they grow with the ball."""
+    return sum(constants) + (INTERVALS - len(constants)) * constants[-1]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -185,20 +282,20 @@ class AroundOrigin:
     """Theorem 1 on balls around the origin, for inputs of one length: asked only where it may say less."""
 
     attention: Attention
-    known: list[tuple[float, float]] = field(default_factory=list)  # the radii of balls, and their bounds
+    known: dict[float, float] = field(default_factory=dict)  # bounds on balls, by their radii
 
-    def upper(self, X: Tensor, eps: float, found: Tensor) -> float:
+    def upper(self, X: Tensor, eps: float, found: float) -> float:
         """Bound the constant on the ball around the origin that holds all balls; infinite if ``found`` is smaller."""
         size = _longest(X)
-        if eps < NEAR * size and math.isfinite(float(found[-1])):
+        if eps < NEAR * size and math.isfinite(found):
             return math.inf
         radius = (size + eps) * (1 + PRODUCT)
         # the theorem grows with the radius: what does not help on a smaller ball does not on this one
-        if any(smaller <= radius and bound >= float(found.max()) for smaller, bound in self.known):
+        if any(smaller <= radius and bound >= found for smaller, bound in self.known.items()):
             return math.inf
-        bound = sharp_upper(self.attention, n=X.shape[0], radius=radius).value
-        self.known.append((radius, bound))
-        return bound
+        if radius not in self.known:
+            self.known[radius] = sharp_upper(self.attention, n=X.shape[0], radius=radius).value
+        return self.known[radius]
 
 
 def _longest(X: Float[Tensor, "n d"]) -> float:
@@ -256,45 +353,19 @@ def _start(attention: Attention, X: Tensor) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest.digest()[:7]))
 
 
-def _derivatives(unit: Rescaled, t: Float[Tensor, " steps"], per_token: bool) -> Float[Tensor, "2 steps"]:
-    """Bound the second and the first derivative on balls of radii t: head by head, and for the whole layer."""
-    views = heads_at_input(unit.attention, unit.X)
-    before, after = ([HeadAtCentre.of(view) for view in side] for side in (views, [view.mixed() for view in views]))
-    # Values before W (heads joined by ‖W‖) and after W (heads added up): weights are the same for both.
-    values = [[head.on_ball(float(s), per_token) for head in before] for s in t]
-    # the output projection changes values and no weights
-    outputs = [
-        [head.on_ball(float(s), per_token, like=x) for head, x in zip(after, side, strict=True)]
-        for s, side in zip(t, values, strict=True)
-    ]
-    norm_W = None if unit.attention.output is None else output_norm(tuple(view.head for view in views))
-    by_heads = torch.stack([_by_heads(v, o, norm_W, per_token) for v, o in zip(values, outputs, strict=True)], dim=1)
-    heads, n = len(views), len(unit.X)
-    if n * (heads * n) ** 2 > NUMBERS:
-        return by_heads
-    try:
-        centre = LayerAtCentre.of(views)
-        second, first = SecondDerivative(centre=centre), FirstDerivative.of(views, centre)
-        length = math.sqrt(n) if per_token else 1.0  # a movement of every token by one is √n long
-        whole = [
-            (
-                length * second.upper(LayerOnBall.of(centre, v, float(s), per_token)),
-                first.upper(v, o, float(s), per_token),
-            )
-            for s, v, o in zip(t, values, outputs, strict=True)
-        ]
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # numbers beyond the range of floats
-        return by_heads
-    return torch.fmin(by_heads, torch.tensor(whole, dtype=torch.float64).mT)
-
-
 def _by_heads(
     values: list[HeadOnBall], outputs: list[HeadOnBall], norm_W: float | None, per_token: bool
-) -> Float[Tensor, " 2"]:
+) -> tuple[float, float]:
     r"""Join heads by :math:`\|W\|(\sum_hv_h^2)^{1/2}`, or by the sum of what they put out."""
     v, o = (
         torch.tensor([(h.second_derivative(per_token), h.first_derivative()) for h in side], dtype=torch.float64)
         for side in (values, outputs)
     )
     stacked = v.square().sum(0).sqrt()
-    return stacked if norm_W is None else torch.minimum(stacked * norm_W, o.sum(0))
+    second, first = (stacked if norm_W is None else torch.minimum(stacked * norm_W, o.sum(0))).tolist()
+    return second, first
+
+
+def _least(a: float, b: float) -> float:
+    """Return the smaller one; what is no number says nothing."""
+    return b if math.isnan(a) else a if math.isnan(b) else min(a, b)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Float
+from scipy.linalg import eigh
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch import Tensor
 
@@ -60,12 +61,12 @@ class StackedMatrices:
         if not math.isfinite(largest):
             return math.inf, self.blocks[..., :0]
         flat = (scaled / (largest if largest > 0 else 1.0)).flatten(0, 1)  # squares stay in the range of the numbers
-        values, vectors = torch.linalg.eigh(flat.mT @ flat)
+        values, vectors = _leading(flat.mT @ flat)
         # sums of so many products, each part at most as large as the largest eigenvalue
-        rounding = (len(flat) + 8 * len(values)) * min(flat.shape) * UNIT
+        rounding = (len(flat) + 8 * flat.shape[1]) * min(flat.shape) * UNIT
         exact = math.sqrt(float(values[-1])) * (1 + rounding)  # at least one, as an entry is; or all are zero
         norm = exact * largest * self.size + float((t * self.error).norm()) * (1 + rounding)
-        return norm, self.blocks @ vectors[:, -DIRECTIONS:]
+        return norm, self.blocks @ vectors
 
     def norm_of_images(self, images: list[Float[Tensor, "heads r c"]], t: Float[Tensor, " heads"]) -> Tensor:
         """Return the norm in the directions that have these images: from below, cheap, and differentiable."""
@@ -73,6 +74,14 @@ class StackedMatrices:
         scaled = scaled.flatten(0, 1)
         # Why not normalised in the combination: each direction alone is a unit vector, and that is enough to steer by.
         return self.size * scaled.square().sum(0).pow(8).sum().clamp_min(1e-300).pow(1 / 16)
+
+
+def _leading(gram: Float[Tensor, "d d"]) -> tuple[Float[Tensor, " c"], Float[Tensor, "d c"]]:
+    """Return the largest eigenvalues, in increasing order, and their eigenvectors: a quarter of the time of all."""
+    d = len(gram)
+    ends = [max(0, d - DIRECTIONS), d - 1]
+    values, vectors = eigh(gram.numpy(), subset_by_index=ends, driver="evr", check_finite=False)
+    return torch.from_numpy(values), torch.from_numpy(vectors)
 
 
 # Several stacks under the same scales, of which the largest counts.
