@@ -83,14 +83,14 @@ def rows(path: Path) -> list[tuple[str, str]]:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/maps").is_file(), reason="what a process has loaded is not told here")
 @pytest.mark.parametrize(("seconds", "presses"), [(0.0, 1), (0.4, 2)])
-def test_while_it_imports_it_ends_in_one_line(seconds, presses, tmp_path):
+def test_while_it_imports_it_ends_in_one_more_line(seconds, presses, tmp_path):
     with begin("measure", "--out", str(tmp_path / "run")) as process:
         wait_for_imports(process)
         for _press in range(presses):
             time.sleep(seconds / presses)
             process.send_signal(signal.SIGINT)
         printed, said = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, printed, said) == (130, "", "Stopped.\n")
+    assert (process.returncode, printed, said) == (130, "", "Reading minilm …\nStopped.\n")
     assert not (tmp_path / "run").exists()
 
 

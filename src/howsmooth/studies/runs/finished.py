@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from howsmooth.errors import FileError
 from howsmooth.models.loading.names import files_stamp
 from howsmooth.studies.json_values import JsonValue, fingerprint, from_json
 from howsmooth.studies.runs.database import FILE
@@ -47,6 +48,13 @@ def finished(folder: Path, measuring: "Measuring") -> Finished | None:
     stamp = _stamp(measuring)
     if stamp is None or not (folder / FILE).is_file():
         return None
+    try:
+        return _found(folder, measuring, stamp)
+    except FileError:  # of a damaged run the command measures anew what is missing, or refuses it in its own words
+        return None
+
+
+def _found(folder: Path, measuring: "Measuring", stamp: str) -> Finished | None:
     with open_run(folder) as store:
         fact = store.fact(_name(measuring))
         kept = None if fact is None else from_json(fact, Kept)

@@ -149,6 +149,8 @@ def _per_token(metric: str | Metric) -> bool:
 
 def _hull(views: list[HeadAtInput], eps: float) -> float:
     """Bound the movement by the hull of values, which no row leaves."""
+    # a row of f(Z) is a mean of values at Z, each within ‖WV‖ε of one at X: no row is farther from its old mean than
+    # the farthest of these values, whatever the weights become
     rows = torch.zeros(len(views[0].P), dtype=torch.float64)
     for view in views:
         error = 4 * view.errors.value * view.value_norm / max(view.head.norm_V, TINY)
@@ -262,6 +264,8 @@ def constants_on_balls(
     What is known of balls ``around`` the origin is not computed again.
     """
     found: list[float] = []
+    # Why stop early: constants grow with the ball, so once the sum must exceed ``enough`` the intervals that are left,
+    # each as costly as those before, cannot make the bound smaller than what is known without them.
     for value in centre.constants(eps, per_token):
         found.append(value)
         if len(found) < INTERVALS and _sum_of_all(found) > enough:
