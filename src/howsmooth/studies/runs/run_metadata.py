@@ -1,5 +1,6 @@
 """What a run keeps beside its records, so that it can be read without its models: weights, notes, bounds, words."""
 
+import contextlib
 from collections.abc import Callable, Iterable
 
 import torch
@@ -62,8 +63,7 @@ def keep_ladders(
     def found(layer: LayerSummary) -> BoundsTable:
         return _ladder(transformer, measurement.map, measurement.metric, layer.layer, layer.length, layer.ball)
 
-    with side_by_side(count) as each:
-        ladders = each(found, missing)
+    with contextlib.closing(side_by_side(found, missing, count=count)) as ladders:
         for layer in missing:
             if progress is not None:
                 progress(layer.layer)

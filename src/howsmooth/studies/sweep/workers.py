@@ -7,7 +7,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.pool import ThreadPool
@@ -90,14 +90,13 @@ def in_process(work: Sequence[WorkUnit], resources: Resources, threads: int | No
                 yield attempt(unit, resources)
 
 
-@contextlib.contextmanager
-def side_by_side(count: int) -> Iterator[Callable[[Callable[[T], R], Sequence[T]], Iterator[R]]]:
+def side_by_side(function: Callable[[T], R], items: Sequence[T], *, count: int) -> Generator[R, None, None]:
     """Apply a function to items in so many threads, each of which has one for its products; in their order."""
     if count <= 1:
-        yield map
+        yield from map(function, items)
         return
     with using_threads(1), ThreadPool(count, torch.set_num_threads, (1,)) as pool:
-        yield pool.imap
+        yield from pool.imap(function, items)
 
 
 @contextlib.contextmanager
