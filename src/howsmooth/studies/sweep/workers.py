@@ -24,7 +24,8 @@ from howsmooth.studies.sweep.sweep import Executor, WorkUnit, attempt, sentence,
 # How many processes a unit may lose before it is called a failure.
 LOSSES = 3
 SPAWN = multiprocessing.get_context("spawn")
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @contextlib.contextmanager
