@@ -84,6 +84,17 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path, text, said):
         read(tmp_path, text)
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"\x1f\x8b\x08\x00\xff", "is no text"), (b"", "no property in VNN-LIB"), (b"hello", "no property in VNN-LIB")],
+)
+def test_a_file_of_another_kind_is_refused_in_one_sentence(tmp_path, content, said):
+    path = tmp_path / "p.vnnlib"
+    path.write_bytes(content)
+    with pytest.raises(hs.errors.FileError, match=said):
+        read_vnnlib(path)
+
+
 def test_a_property_needs_unsafe_outputs(tmp_path):
     with pytest.raises(hs.errors.FieldError, match="names none"):
         read(tmp_path, BOX + OUTPUTS)

@@ -61,7 +61,8 @@ def test_no_attacked_point_of_a_box_contradicts_what_is_proven(seed):
 
 
 @pytest.mark.parametrize(
-    ("part", "share", "seed"), [("remainder", 0.5, 3), ("second_order", 0.5, 18), ("units", 0.5, 113), ("pixels", 0.99, 9)]
+    ("part", "share", "seed"),
+    [("remainder", 0.5, 3), ("second_order", 0.5, 18), ("units", 0.5, 113), ("pixels", 0.99, 9)],
 )
 def test_attacks_contradict_a_bound_that_is_too_small(part, share, seed, monkeypatch):
     of = _Margins.of
