@@ -183,7 +183,7 @@ def test_words_of_a_module_are_certified_and_its_boxes_are_proven_alike(name, rn
     assert eps > 0
     moves = torch.zeros(4, 8)
     moves[1] = eps
-    box = Property.robust(X, eps=0.1 * moves, label=certificate.predicted, classes=3)
+    box = Property.robust(X, eps=0.01 * moves, label=certificate.predicted, classes=3)
     assert hs.verify(f, box, timeout=20).status == hs.verify(module, box, timeout=20).status == "proven"
     corners = X + moves * (torch.randint(0, 2, (200, 1, 8), generator=rng) * 2 - 1)
     for corner in corners:

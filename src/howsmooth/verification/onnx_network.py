@@ -608,7 +608,7 @@ def _with_norm(maps: list[Map], made_by: _Normalised, d: int) -> list[Map]:
 
 
 def _affine(form: _AffineForm, shape: tuple[int, ...], *, whole: bool, pooled: bool = False) -> list[Map]:
-    """Return an affine function of tokens as one matrix for all of them, or for their pooling, where that is what it is.
+    """Return an affine function of tokens as one matrix for all of them, or for their pooling, where it is one.
 
     Args:
         form: The function.
