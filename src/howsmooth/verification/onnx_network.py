@@ -200,7 +200,8 @@ def written(module: nn.Module, example: Tensor) -> io.BytesIO:
     _require_onnx()
     if module.training:
         raise AssumptionError(f"{name} is in training mode; call .eval() first.", field="network")
-    torch.onnx.register_custom_op_symbolic("aten::mT", _transposed, 9)  # the exporter has none
+    register: Any = torch.onnx.register_custom_op_symbolic  # type: ignore[attr-defined]
+    register("aten::mT", _transposed, 9)  # the exporter has none
     fused = torch.backends.mha.get_fastpath_enabled()
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # of the exporter, on what it will be replaced by
