@@ -132,6 +132,16 @@ def test_the_second_version_is_read_as_the_first(tmp_path):
         assert (A.tolist(), b.tolist()) == (C.tolist(), d.tolist())
 
 
+def test_both_sides_of_a_condition_of_the_second_version_are_sums(tmp_path):
+    pytest.importorskip("vnnlib")
+    path = tmp_path / "p.vnnlib"
+    unsafe = "(assert (<= (+ Y[0,0] (* 5.0 Y[0,1]) Y[0,0]) (+ 4.0 (* 3.0 Y[0,0]) Y[0,2])))"
+    path.write_text(SECOND + unsafe, encoding="utf-8")
+    ((A, b),) = read_vnnlib(path).unsafe
+    assert A.tolist() == [[1, -5, 1]]
+    assert b.tolist() == [-4]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
