@@ -200,6 +200,7 @@ def test_every_bound_that_an_ascent_returns_is_the_one_at_its_point(rng):
 
 def test_an_ascent_is_adam_with_steps_that_shrink(rng):
     units, objective = problem(rng)
+    objective = dataclasses.replace(objective, units=torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0]) * objective.units)
     objective = shifted(objective, -least(units, objective))
     nodes = _Nodes(*(torch.full((11, 5), x).double() for x in (0.5, 0.1, 0.0)))
     nodes.side[1:6], nodes.side[6:] = torch.eye(5).double(), -torch.eye(5).double()  # each unit on each side
