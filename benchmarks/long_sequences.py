@@ -128,8 +128,8 @@ def main() -> None:
     )
     shares = {(size, even): imbalance(LONG, size, even=even) for size in (2, 8) for even in (False, True)}
     for size in (2, 8):
-        apart, even = (f"{shares[size, how]:.3f} times the mean" for how in (False, True))
-        print(f"of {LONG:,} causal tokens, the busiest of {size} has {apart} in one piece each, {even} in two")
+        one, two_each = (f"{shares[size, how]:.3f} times the mean" for how in (False, True))
+        print(f"of {LONG:,} causal tokens, the busiest of {size} has {one} in one piece each, {two_each} in two")
     apart = max(abs(found[n, 2][0]["lower"] / found[n, 1][0]["lower"] - 1) for n in lengths)
     claims = {
         "two processes find what one finds to 1e-5": apart <= 1e-5,
