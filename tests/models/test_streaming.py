@@ -198,7 +198,7 @@ def test_measure_streams_and_resumes(llama, tmp_path, monkeypatch):
     there = hs.measure(str(llama), streamed=False, out=tmp_path / "there", **settings)
     here = hs.measure(str(llama), streamed=True, out=tmp_path / "here", **settings)
     compared = hs.compare(tmp_path / "there", tmp_path / "here")
-    assert all(row.factor == 1 for row in compared.rows)
+    assert [row.ratio.value for row in compared.rows] == [1.0] * 2
     assert [record.answer for record in here.records] == [record.answer for record in there.records]
     assert [layer.ladder.bounds for layer in here.layers] == [layer.ladder.bounds for layer in there.layers]
     assert any("block by block" in note for note in here.notes)
