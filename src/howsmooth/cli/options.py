@@ -16,7 +16,7 @@ from msgspec import NODEFAULT
 
 from howsmooth.cli.printing import in_options
 from howsmooth.errors import AssumptionError
-from howsmooth.models.loading.names import check_model_name
+from howsmooth.models.loading.names import BUILT_IN, check_model_name
 from howsmooth.spectral.solver_settings import check_metric
 from howsmooth.studies.json_values import JsonValue, Setting, from_settings, settings_of
 from howsmooth.theory.assumptions import require_length, require_radius
@@ -91,6 +91,12 @@ OptionSave = Annotated[
     typer.Option("--save", metavar="FILE", help="Keep the worst input found, as .safetensors.", show_default=False),
 ]
 
+def model_names(incomplete: str) -> list[str]:
+    """Return the models that begin so: built-in ones, and folders and GGUF files here, as the Tab key completes them."""
+    here = (path for path in Path.cwd().iterdir() if path.suffix == ".gguf" or (path / "config.json").is_file())
+    return [name for name in (*BUILT_IN, *sorted(path.name for path in here)) if name.startswith(incomplete)]
+
+
 # What is asked about.
 ArgumentModel = Annotated[
     str,
@@ -98,6 +104,7 @@ ArgumentModel = Annotated[
         metavar="MODEL",
         help="A built-in name, a folder, a .gguf file, a hub id, or random:FAMILY.",
         callback=checked(check_model_name),
+        autocompletion=model_names,
     ),
 ]
 LENGTH = ("--lengths", "--n", "-n")

@@ -9,7 +9,7 @@ import typer
 
 import howsmooth as hs
 from howsmooth.cli.app import stoppable
-from howsmooth.cli.options import OptionThreads, option_groups
+from howsmooth.cli.options import OptionThreads, model_names, option_groups
 from howsmooth.cli.printing import print_json, say
 from howsmooth.cli.run_commands import RunOptions, exit_with_failures
 from howsmooth.errors import AssumptionError, nearest
@@ -69,6 +69,12 @@ def sweep(
     exit_with_failures(failures, interrupted=interrupted)
 
 
+def _figures_and_models(incomplete: str) -> list[str]:
+    from howsmooth.studies.plans.paper import known_figures
+
+    return [name for name in known_figures() if name.startswith(incomplete)] + model_names(incomplete)
+
+
 @option_groups
 def paper(
     names: Annotated[
@@ -77,6 +83,7 @@ def paper(
             metavar="[MODEL]… [FIGURE]…",
             help="Models in place of the defaults, and figures: real, adversarial, whole, worst, regimes, transition, "
             "splitting, measures, robustness, bounds; all by default.",
+            autocompletion=_figures_and_models,
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes: ten minutes on two cores.")] = False,
