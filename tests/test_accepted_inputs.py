@@ -35,6 +35,8 @@ def test_arrays_and_lists_are_tokens_in_the_numbers_of_the_map(rng):
         assert_close(hs.attack(f, given, eps=np.float32(0.1), budget=np.int64(20)).gain, gain)
         assert hs.bounds.local_upper(f, given).value == hs.bounds.local_upper(f, X).value
         assert hs.typical_gain(f, given, samples=4).value > 0
+        for around in (hs.bounds.neighbourhood_upper, hs.bounds.displacement_upper):
+            assert around(f, given, eps=0.1).value == around(f, X, eps=0.1).value
     with pytest.raises(hs.errors.DtypeError, match="rows of numbers of one length"):
         hs.local_lipschitz(f, [[1.0], [1.0, 2.0]])
     assert hs.bounds.smallest_upper(f, n=np.int64(3), radius=np.float32(1)).value > 0
@@ -93,6 +95,41 @@ def test_pipelines_paths_and_tokenizers_lead_to_models(reviews):
     assert hs.measure(reviews.with_head, tokenizer=inner, sentence="a film", **QUICK).records
     with pytest.raises(hs.errors.UnsupportedModelError, match="no model"):
         hs.load(Path("/nowhere/at/all"))
+
+
+@pytest.mark.untyped
+def test_a_sentence_has_its_words_replaced_as_its_tokens_have(reviews):
+    before, behind = reviews.tokenizer.frame()
+    ids = [*before, *reviews.tokenizer.encode(SENTENCES[0]), *behind]
+    found = [hs.swap(reviews, given).displacement for given in (SENTENCES[0], ids, torch.tensor(ids))]
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda net, X: hs.local_lipschitz(net, X), "reads token ids, and a derivative is about vectors"),
+        (lambda net, X: hs.local_lipschitz(net.head.double(), X), "tokens and weights must have one dtype"),
+        (lambda net, X: hs.load(net.encoder.layers[0]).activations([[1, 2]]), "reads hidden states"),
+        (lambda net, X: hs.load(net).activations([[1, 20]]), "no embedding for a token of 1 to 20"),
+        (lambda net, X: hs.budget(net, [[1, 20]], schemes=["int4"], passes=2), "no embedding for a token"),
+        (lambda net, X: hs.budget(net, X, schemes=["int4"], passes=2), "reads token ids, got float32 numbers"),
+        (lambda net, X: hs.certify(net, SENTENCES), r"hs\.certified_accuracy takes many"),
+        (lambda net, X: hs.bracket(hs.Attention.random(heads=1, d=4), n="6", radius=1), "at least 1, got '6'"),
+        (lambda net, X: hs.bracket(hs.Attention.random(heads=1, d=4), n=6, radius="1"), "positive and finite, got '1'"),
+        (lambda net, X: hs.domains.Sphere("1"), "positive and finite, got '1'"),
+        (lambda net, X: hs.domains.Ball("1"), "positive and finite, got '1'"),
+        (lambda net, X: hs.domains.Neighbourhood(X, "1"), "positive and finite, got '1'"),
+        (
+            lambda net, X: hs.bounds.neighbourhood_upper(hs.Attention.random(heads=2, d=8), X[None], eps=0.1),
+            "takes one sequence",
+        ),
+    ],
+)
+def test_what_is_not_meant_is_told_in_a_sentence_and_not_by_torch(call, said):
+    with pytest.raises(hs.errors.HowsmoothError, match=said):
+        call(OwnClassifier().eval(), torch.ones(3, 8))
 
 
 class Pooling(torch.nn.Module):

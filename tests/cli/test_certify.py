@@ -7,7 +7,6 @@ from sentences import save_classifier, small_classifier
 from small import folder_model, module, save_model, tokenizer
 
 import howsmooth as hs
-from howsmooth.certificates.sentences import tokenizer_of
 from howsmooth.studies.kinds.certified_radii import _nearest
 from howsmooth.studies.runs.run import read_run
 
@@ -224,7 +223,7 @@ def test_a_table_is_a_test_set_in_its_order_with_other_columns_left_out(certify,
 
 def test_rows_of_a_table_behind_the_vocabulary_are_no_nearest_word(small_classifier):
     model = hs.load(small_classifier)
-    words, token = tokenizer_of(model).size, tokenizer_of(model).encode("film")[0]
+    words, token = model.require_tokenizer().size, model.require_tokenizer().encode("film")[0]
     table = model.module.resize_token_embeddings(words + 1, mean_resizing=False).weight.data
     table[words] = table[token] + 1e-3
     found = _nearest(model, token, 2.0)

@@ -91,8 +91,9 @@ OptionSave = Annotated[
     typer.Option("--save", metavar="FILE", help="Keep the worst input found, as .safetensors.", show_default=False),
 ]
 
+
 def model_names(incomplete: str) -> list[str]:
-    """Return the models that begin so: built-in ones, and folders and GGUF files here, as the Tab key completes them."""
+    """Return the models that begin so, for the Tab key: built-in ones, folders and GGUF files here."""
     here = (path for path in Path.cwd().iterdir() if path.suffix == ".gguf" or (path / "config.json").is_file())
     return [name for name in (*BUILT_IN, *sorted(path.name for path in here)) if name.startswith(incomplete)]
 

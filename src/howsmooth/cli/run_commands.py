@@ -299,9 +299,9 @@ def _certify_synonyms(certifying: Certifying, file: str, as_json: bool) -> int:
 
 
 def _synonyms_row(model: "Transformer", sentence: str, found: "Synonyms") -> dict[str, Any]:
-    from howsmooth.certificates.sentences import ordinary_positions, tokenizer_of
+    from howsmooth.certificates.sentences import ordinary_positions
 
-    tokenizer = tokenizer_of(model)
+    tokenizer = model.require_tokenizer()
     words = tokenizer.pieces(found.tokens)
     changed = None if found.changed is None else tokenizer.pieces(found.changed)
     ordinary = set(ordinary_positions(model, found.tokens))
