@@ -90,10 +90,8 @@ def print_run(run: Run, *, records: bool) -> None:
     told = {r.ask.key for m in run.measurements for r in (*m.records, *m.heads)} if not records else set[str]()
     for measurement in run.measurements if not records else ():
         print_answer(measurement)
-    known = {record.ask.key: record for record in run.records if record.ask.key not in told}
-    # in the order in which they were asked for
-    keys = dict.fromkeys((*(key for plan in run.plans for key in plan.keys), *known))
-    kinds = grouped((known[key] for key in keys if key in known), lambda record: record.ask.kind)
+    others = (record for key, record in run.in_order.items() if key not in told)
+    kinds = grouped(others, lambda record: record.ask.kind)
     for kind, some in kinds.items():
         if kind == "whole" and not records:
             print_compositions(compositions(some))

@@ -199,11 +199,10 @@ def _refused(error: Any) -> AssumptionError:
 
 
 def _written(parameter: Any) -> str:
-    """Return how a parameter is written: the option of its name, or else the first; the capitals of an argument."""
+    """Return how a parameter is written: its first option; the capitals of an argument."""
     if parameter.param_type_name == "argument":
         return str(parameter.metavar or parameter.name.upper())
-    own = f"--{parameter.name.replace('_', '-')}"
-    return own if own in parameter.opts else str(parameter.opts[0])
+    return str(parameter.opts[0])
 
 
 def load(name: str) -> Any:

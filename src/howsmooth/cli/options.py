@@ -108,7 +108,7 @@ ArgumentModel = Annotated[
         autocompletion=model_names,
     ),
 ]
-LENGTH = ("--lengths", "--n", "-n")
+LENGTH = ("--n", "--lengths", "-n")
 OptionN = Annotated[
     int, typer.Option(*LENGTH, help="How many tokens.", show_default=False, callback=checked(require_length))
 ]
@@ -147,9 +147,9 @@ Command = Callable[..., None]
 ALIASES = {
     "layers": ("--layer",),
     "layer": ("--layers",),
-    "lengths": LENGTH[1:],
-    "length": LENGTH,
-    "file": ("--sentences",),
+    "lengths": ("--n", "-n"),
+    "length": ("--length", "--n", "-n"),
+    "file": ("--file",),
 }
 
 

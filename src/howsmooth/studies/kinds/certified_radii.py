@@ -51,6 +51,7 @@ class Certifying(CommandSettings, frozen=True, kw_only=True):
             'A test set: .jsonl with {"text": …, "label": …} or a string on each line, .csv with the columns text and '
             "label, or a sentence on each line.",
             metavar="FILE",
+            option="sentences",
         ),
     ] = ""
     word: Annotated[
