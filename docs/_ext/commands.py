@@ -55,7 +55,8 @@ def _row(parameter: Any) -> str:
         names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
     else:
         *others, last = sorted(parameter.opts, key=len)
-        value = parameter.metavar or ("NUMBER" if re.search("int|float", str(parameter.display_type)) else "TEXT")
+        number = re.search("int|float", str(parameter.type_descriptor.annotation))
+        value = parameter.metavar or ("NUMBER" if number else "TEXT")
         names = ", ".join([*(f"`{name}`" for name in others), f"`{last} {value}`"])
     meaning = " ".join((getattr(parameter, "help", "") or "").split()).replace("|", "\\|")
     return f"| {names} | {meaning}{_default(parameter)} |"
