@@ -11,7 +11,7 @@ import torch
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.cli.commands import defaults_for
+from howsmooth.cli.commands import _names, defaults_for, load
 from howsmooth.studies.json_values import settings_of
 from howsmooth.studies.plans.measurement_plan import MeasureSettings, Measuring
 
@@ -221,11 +221,14 @@ def test_type_checkers_know_every_keyword_of_measure():
 
 def test_a_file_has_defaults_of_options(tmp_path):
     (tmp_path / "howsmooth.toml").write_text('threads = 2\n[measure]\nlengths = [8, 16]\n"per-head" = true\n')
-    parameters = dict.fromkeys(("lengths", "per_head", "threads"))
+    parameters = {name: name for name in ("lengths", "per_head", "threads")}
     inside = tmp_path / "inside"
     inside.mkdir()
     assert defaults_for("measure", parameters, inside) == {"threads": 2, "lengths": "8,16", "per_head": True}
     assert defaults_for("runs", {}, inside) == {}
+    (inside / "pyproject.toml").write_text("[tool.howsmooth.measure]\nbracket = false\nn = 8\n")
+    called = _names(load("measure"))
+    assert defaults_for("measure", called, inside) == {"certify": False, "lengths": 8}
     (inside / "pyproject.toml").write_text("[tool.howsmooth.measure]\nlenths = [8]\n")
     with pytest.raises(hs.errors.FileError, match="did you mean lengths"):
         defaults_for("measure", parameters, inside)

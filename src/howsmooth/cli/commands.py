@@ -95,8 +95,14 @@ def found_defaults(folder: Path) -> tuple[Path, dict[str, Any]] | None:
     return None
 
 
-def defaults_for(name: str, parameters: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the defaults of one command: those at the top for every command that has the option, then its own."""
+def defaults_for(name: str, parameters: dict[str, str], folder: Path) -> dict[str, Any]:
+    """Return the defaults of one command: those at the top for every command that has the option, then its own.
+
+    Args:
+        name: The command.
+        parameters: Its parameters, by every name that a file may call them.
+        folder: Where the search for a file begins.
+    """
     read = found_defaults(folder)
     if read is None:
         return {}
@@ -108,7 +114,7 @@ def defaults_for(name: str, parameters: dict[str, Any], folder: Path) -> dict[st
             f"{str(file)!r}: howsmooth {name} has no option {unknown[0]!r}{nearest(unknown[0], parameters)}"
         )
     common = {key.replace("-", "_"): value for key, value in found.items() if not isinstance(value, dict)}
-    chosen = {key: value for key, value in (common | keys).items() if key in parameters}
+    chosen = {parameters[key]: value for key, value in (common | keys).items() if key in parameters}
     return {key: ",".join(map(str, value)) if isinstance(value, list) else value for key, value in chosen.items()}
 
 
@@ -154,8 +160,7 @@ class Commands(TyperGroup):
         if name in COMMANDS:
             command = load(name)
             self.add_command(command, name)
-            parameters = {parameter.name: parameter for parameter in command.params}
-            ctx.default_map = {name: defaults_for(name, parameters, Path.cwd())}
+            ctx.default_map = {name: defaults_for(name, _names(command), Path.cwd())}
             options_by_keyword.update({parameter.name: _written(parameter) for parameter in command.params})
         return super().resolve_command(ctx, args)
 
@@ -196,6 +201,15 @@ def _refused(error: Any) -> AssumptionError:
         said = said.replace(pydantic, ours)
     said += next((f": {where_found}" for missing, where_found in WHERE_FOUND.items() if missing in said), "")
     return AssumptionError(f"{said}{'' if said.endswith('?') else '.'} See {where} --help.")
+
+
+def _names(command: Any) -> dict[str, str]:
+    """Return the parameters of a command by their names, and by those of their long options without the hyphens."""
+    found = {parameter.name: parameter.name for parameter in command.params}
+    for parameter in command.params:
+        long = (option[2:].replace("-", "_") for option in parameter.opts if option.startswith("--"))
+        found |= dict.fromkeys(long, parameter.name)
+    return found
 
 
 def _written(parameter: Any) -> str:

@@ -216,7 +216,7 @@ def _print_measurement(found: "Measurement", composed: "list[Composition]", *, a
 def _say_where(folder: Path, records: int, new: int, others: int, *, as_json: bool) -> None:
     """Say where the report and the records are."""
     report = report_page(folder, new=bool(new))
-    say(f"The report is {report}. {count(records, 'record')} ({new} of them new) are in {folder}.", err=as_json)
+    say(f"The report is {report}. {folder} holds {count(records, 'record')} ({new} of them new).", err=as_json)
     if others:
         say(f"The folder holds {count(others, 'record')} of other commands too, which its report tells.", err=True)
 
