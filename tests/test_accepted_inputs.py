@@ -209,6 +209,16 @@ def test_token_ids_in_place_of_tokens_or_sentences_are_told_where_they_belong(re
         hs.certified_accuracy(reviews, torch.tensor([[1, 2]]), labels=["good"])
 
 
+@pytest.mark.untyped
+def test_swaps_growths_and_budgets_are_written_as_json(reviews):
+    swapped = hs.swap(reviews, SENTENCES[0])
+    assert json.loads(swapped.to_json())["displacement"] == swapped.displacement
+    grown = hs.growth({8: [1.0, 1.1], 16: [1.4, 1.5]})
+    assert json.loads(grown.to_json())["exponent"] == grown.exponent
+    found = hs.budget(OwnClassifier().eval(), [[1, 2, 3]], schemes=["int4"], passes=2)
+    assert [each["kl"] for each in json.loads(found.to_json())["effects"]] == [each.kl for each in found.effects]
+
+
 @pytest.mark.skipif(importlib.util.find_spec("pandas") is not None, reason="pandas is here")
 def test_without_pandas_a_frame_says_so(reviews):
     with pytest.raises(hs.errors.AssumptionError, match="pip install pandas"):

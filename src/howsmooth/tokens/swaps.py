@@ -12,6 +12,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.maps.attention import Attention
+from howsmooth.markup import strict_json
 from howsmooth.models.inputs.model_inputs import read_sentence
 from howsmooth.models.parts.ends import entrance
 from howsmooth.models.transformer import Transformer, tensor_of
@@ -77,6 +78,10 @@ class Swap:
         swaps = ", ".join(f"{int(self.tokens[i])} → {int(self.swapped[i])} at {i}" for i in self.positions)
         worst = "the worst of" if self.proven else "the best of"
         return f"Swap({swaps or 'nothing'}; {at_least(self.displacement)}, {worst} {count(self.tried, 'sequence')})"
+
+    def to_json(self) -> str:
+        """Return one JSON object."""
+        return strict_json(self.as_dict())
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
