@@ -99,7 +99,7 @@ class RunOptions:
         )
 
     def estimate(self, asks: "Sequence[Ask]", folder: Path, resources: "Resources") -> None:
-        """Say how much is left and how long that may take: the smallest piece of each model is timed, nothing kept."""
+        """Say how much is left and how long that may take: two pieces of each model are timed, nothing kept."""
         from howsmooth.studies.sweep.workers import expected_seconds
 
         done = frozenset[str]()

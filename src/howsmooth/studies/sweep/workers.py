@@ -205,16 +205,27 @@ def _deaf_to_interrupts() -> Iterator[None]:
 
 
 def expected_seconds(asks: Sequence[Ask], resources: Resources) -> float:
-    """Estimate the wall time of asks on one process from the smallest unit of each kind and model; store nothing."""
+    """Estimate the wall time of asks on one process from two units of each kind and model; store nothing.
+
+    The smallest and the median one: what every unit takes, however small, is told apart from what grows with its cost.
+    """
     groups = grouped(asks, lambda ask: (ask.kind, str(getattr(ask, "model", ""))))
     total = 0.0
     for _which, some in sorted(groups.items(), key=lambda group: group[0]):
-        work = units(some, frozenset())
-        smallest = min(work, key=lambda unit: unit.cost)
+        work = sorted(units(some, frozenset()), key=lambda unit: unit.cost)
+        smallest, median = work[0], work[len(work) // 2]
         with using_threads(1):
             attempt(smallest, resources)  # what is loaded once does not count
-            started = time.perf_counter()
-            attempt(smallest, resources)
-            pace = (time.perf_counter() - started) / smallest.cost
-        total += pace * sum(unit.cost for unit in work)
+            least = _seconds(smallest, resources)
+            pace, every = least / smallest.cost, 0.0
+            if median.cost > smallest.cost:
+                pace = max(0.0, _seconds(median, resources) - least) / (median.cost - smallest.cost)
+                every = max(0.0, least - pace * smallest.cost)
+        total += sum(every + pace * unit.cost for unit in work)
     return total
+
+
+def _seconds(unit: WorkUnit, resources: Resources) -> float:
+    started = time.perf_counter()
+    attempt(unit, resources)
+    return time.perf_counter() - started
