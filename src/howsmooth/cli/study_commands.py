@@ -19,7 +19,6 @@ from howsmooth.studies.asks import AboutHead, AtText
 from howsmooth.studies.plans.study import keep_bounds, parts, read_study
 from howsmooth.studies.runs.store import Store
 from howsmooth.studies.settings import command
-from howsmooth.wording import count
 
 if TYPE_CHECKING:
     from howsmooth.studies.asks import Ask
@@ -148,6 +147,7 @@ def _check_models(asks: "dict[str, list[Ask]]", resources: "Resources") -> None:
 
 def _print_figures(folder: Path, as_json: bool) -> "Sequence[Failure]":
     """Draw every figure once, for the page and as a file, and say in a line what it shows; return what failed."""
+    from howsmooth.cli.answers import print_figures
     from howsmooth.report.figures import drawings, sections
     from howsmooth.report.page import write_page
 
@@ -165,9 +165,7 @@ def _print_figures(folder: Path, as_json: bool) -> "Sequence[Failure]":
         counts = {section.name: {"records": len(section.records), "figures": files[section.name]} for section in drawn}
         print_json({"run": str(folder), "failed": len(run.failures), "figures": counts, "report": str(report)})
     else:
-        for section in drawn:
-            told = count(len(section.records), "record")
-            say(f"{section.name}: {told}, {count(len(files[section.name]), 'figure')}. {section.protocol}")
+        print_figures(run)
         say(f"Records and figures are in {folder}.")
         say(f"The report is {report}.")
     return run.failures
