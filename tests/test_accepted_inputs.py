@@ -72,6 +72,12 @@ def test_inputs_in_memory_are_measured_as_those_of_a_file(reviews, tmp_path):
         hs.measure(reviews, text="no-such-file.txt")
 
 
+def test_a_classifier_that_reads_no_special_tokens_says_how_it_would(reviews):
+    bare = hs.measure(reviews, map="classes", sentence=SENTENCES[0], rtol=0.1)
+    framed = hs.measure(reviews, map="classes", sentence=SENTENCES[0], rtol=0.1, special_tokens=True)
+    assert [["special_tokens=True" in note for note in found.notes].count(True) for found in (bare, framed)] == [1, 0]
+
+
 def test_what_a_tokenizer_returns_is_run_as_it_is(reviews):
     tokenizer = reviews.tokenizer._inner
     both = tokenizer(["a film", "a gripping film"], padding=True, return_tensors="pt")

@@ -17,7 +17,7 @@ import howsmooth as hs
 from howsmooth.cli import torchrun
 from howsmooth.cli.app import INTERRUPTED, stoppable
 from howsmooth.cli.options import OptionJson, checked, option_groups
-from howsmooth.cli.printing import begin, go_on, print_json, say, visible_console
+from howsmooth.cli.printing import begin, go_on, in_options, print_json, say, visible_console
 from howsmooth.errors import AssumptionError, ConvergenceWarning, FileError
 from howsmooth.models.loading.names import RANDOM
 from howsmooth.report.drawing.token_text import running_text
@@ -193,7 +193,7 @@ def _measure(measuring: Measuring, options: RunOptions, group: Any) -> None:
     begin(f"Reading {measuring.model}")
     if not options.dry_run and (before := finished(folder, measuring)) is not None:
         for remark in before.remarks:
-            say(f"{remark}.", err=True)
+            say(in_options(f"{remark}."), err=True)
         go_on()
         _print_measurement(before.measurement, before.compositions, as_json=options.as_json)
         _say_where(folder, before.records, 0, before.others, as_json=options.as_json)
@@ -208,7 +208,7 @@ def _measure(measuring: Measuring, options: RunOptions, group: Any) -> None:
 
         made = check_plan(made, group)
     for remark in made.subject.remarks:
-        say(f"{remark}.", err=True)
+        say(in_options(f"{remark}."), err=True)
     if options.dry_run:
         options.estimate(made.every, folder, resources)
         return
@@ -378,7 +378,7 @@ def fill_run(kind: Kind, settings: Any, options: RunOptions) -> None:
     folder, resources = options.folder(lambda: settings.folder), Resources()
     made = declared.plan(settings, resources)
     for remark in made.remarks:
-        say(remark, err=True)
+        say(in_options(remark), err=True)
     if options.dry_run:
         options.estimate(made.asks, folder, resources)
         return
