@@ -14,7 +14,7 @@ from howsmooth.check import check_proof
 from howsmooth.check.balls import BallArray, ball
 from howsmooth.check.boxes import Leaf, check_verdict, covers, lower_bounds
 from howsmooth.check.checker import _checked
-from howsmooth.check.taylor_models import STAGES, AttentionStage, LinearStage, ReLUStage, Symbols, TaylorModel
+from howsmooth.check.box_models import STAGES, AttentionOnBox, LinearOnBox, ReLUsOnBox, Symbols, BoxModel
 from howsmooth.errors import AssumptionError
 from howsmooth.maps import MLP, Attention, Chain, Dense, LayerNorm, Pooling, Residual
 from howsmooth.maps.affine import Affine
@@ -68,7 +68,7 @@ def claimed():
 
 def model_of(f, x, eps, level, units=()):
     """The Taylor model of a network on the box around an input."""
-    return TaylorModel(steps_of(f), (x - eps).numpy().ravel(), (x + eps).numpy().ravel(), list(units), level)
+    return BoxModel(steps_of(f), (x - eps).numpy().ravel(), (x + eps).numpy().ravel(), list(units), level)
 
 
 @pytest.mark.parametrize("residual", [0, 1])
@@ -76,7 +76,7 @@ def test_what_tokens_are_known_up_to_is_part_of_what_is_beyond(residual, monkeyp
     """Behind a step whose balls have radii, functionals reach as far as the signs of all entries of these allow."""
     loose, signs = 0.125, [-1.0, 1.0]
 
-    class Uncertain(LinearStage):
+    class Uncertain(LinearOnBox):
         def __init__(self, step, model):
             super().__init__(step, model)
             self.value = BallArray(self.value.mid, self.value.rad + loose)
@@ -85,7 +85,7 @@ def test_what_tokens_are_known_up_to_is_part_of_what_is_beyond(residual, monkeyp
     f = Affine(weight=gaussian(rng, 2, 2, 1, 3), bias=gaussian(rng, 2, 2))
     inner = Affine(weight=gaussian(rng, 2, 2, 2, 2), bias=gaussian(rng, 2, 2))
     monkeypatch.setitem(STAGES, "affine", Uncertain)
-    model = TaylorModel(steps_of(Chain(f, Residual(inner) if residual else inner)), -np.ones(3), np.ones(3), [], 0)
+    model = BoxModel(steps_of(Chain(f, Residual(inner) if residual else inner)), -np.ones(3), np.ones(3), [], 0)
     functional = np.array([[[1.0, -2.0], [0.5, 0.0]]])
     found = model.by_ranges(ball(functional))[0]
     corners = np.stack(np.meshgrid(*[signs] * 3)).reshape(3, -1)
@@ -128,7 +128,7 @@ def test_forms_are_bounded_closely_on_the_box(apart, rng):
 def test_what_exponentials_are_beyond_their_orders_is_never_exceeded(level):
     r"""Of every row: :math:`e^b/Z-1-b`, and, up to a constant, :math:`e^b/Z-1-b-\frac12b^2`."""
     f, x = network()
-    stage = next(s for s in model_of(f, x, 0.3, level).stages if isinstance(s, AttentionStage))
+    stage = next(s for s in model_of(f, x, 0.3, level).stages if isinstance(s, AttentionOnBox))
     beta = stage.beta1 + stage.beta2
     signs = np.stack(np.meshgrid(*[[-1.0, -0.5, 0.0, 0.5, 1.0]] * N)).reshape(N, -1)
     for h, i in np.ndindex(beta.shape[:2]):
@@ -197,7 +197,7 @@ def test_what_is_beyond_the_linear_part_is_never_exceeded(level, causal):
 
 def _units(f, model, inputs):
     """The hidden units that have symbols at some inputs, MLP after MLP."""
-    stages = iter(stage for stage in model.stages if isinstance(stage, ReLUStage))
+    stages = iter(stage for stage in model.stages if isinstance(stage, ReLUsOnBox))
     tokens, found = inputs[:, None], []
     for part in f.maps:
         if isinstance(part, Residual) and isinstance(part.map, MLP):
@@ -210,7 +210,7 @@ def _units(f, model, inputs):
 def _symbols(f, x, model, inputs):
     """All symbols at some inputs, from their definition."""
     found = [(f.maps[0](inputs[:, None]) - f.maps[0](x[None, None])).flatten(1).numpy()]
-    stages = [stage for stage in model.stages if isinstance(stage, ReLUStage)]
+    stages = [stage for stage in model.stages if isinstance(stage, ReLUsOnBox)]
     for stage, values in zip(stages, _units(f, model, inputs), strict=True):
         eta = np.maximum(values, 0) - stage.sigma * values - stage.half
         assert (np.abs(eta) <= stage.half * (1 + 1e-9)).all()
@@ -231,7 +231,7 @@ def test_no_point_of_a_leaf_has_a_smaller_margin():
     assert (least > 0).all()
     inputs = wanted.lower + (wanted.upper - wanted.lower) * torch.rand(300, INPUTS, generator=rng, dtype=torch.float64)
     margins = (b - f(inputs[:, None])[:, 0] @ A[0]).numpy()
-    stages = [stage for stage in model.stages if isinstance(stage, ReLUStage)]
+    stages = [stage for stage in model.stages if isinstance(stage, ReLUsOnBox)]
     values = dict[tuple[int, int], np.ndarray]()
     for mlp, (stage, found) in enumerate(zip(stages, _units(f, model, inputs), strict=True)):
         values.update({(mlp, int(place)): column for place, column in zip(stage.places, found.T, strict=True)})

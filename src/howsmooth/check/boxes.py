@@ -7,7 +7,7 @@ import numpy as np
 
 from howsmooth.check.balls import Array, BallArray, ball, raised
 from howsmooth.check.outcomes import CannotCheck, Refuted, listed, number, numbers
-from howsmooth.check.taylor_models import ReLUStage, TaylorModel
+from howsmooth.check.box_models import ReLUsOnBox, BoxModel
 
 
 def check_verdict(steps: list[Any], claim: dict[str, Any]) -> None:
@@ -23,7 +23,7 @@ def check_verdict(steps: list[Any], claim: dict[str, Any]) -> None:
     if not (lower <= upper).all():
         raise CannotCheck("the box is empty: a lower end exceeds the upper one")
     wanted = [_unsafe(outputs, len(units)) for outputs in listed(claim, "unsafe")]
-    model = TaylorModel(steps, lower.ravel(), upper.ravel(), units, level)
+    model = BoxModel(steps, lower.ravel(), upper.ravel(), units, level)
     if any(A.shape[1] != model.centres[-1].size for A, _b, _leaves in wanted):
         raise CannotCheck("A has a column for every output")
     functionals = -np.concatenate([A for A, _b, _leaves in wanted]).reshape(len(wanted), *model.centres[-1].shape)
@@ -80,12 +80,12 @@ def covers(parts: list[dict[int, int]]) -> bool:
     return True
 
 
-def lower_bounds(model: TaylorModel, slope: BallArray, constant: BallArray, leaves: list[Leaf]) -> Array:
+def lower_bounds(model: BoxModel, slope: BallArray, constant: BallArray, leaves: list[Leaf]) -> Array:
     """Bound a constant and a linear function of the symbols from below on every leaf, one MLP after the other."""
     symbols, count = model.symbols, len(leaves)
     coefficients = np.tile(slope.mid, (count, 1))
     lost = np.full(count, symbols.sums(slope.rad))
-    for mlp, stage in reversed(list(enumerate(x for x in model.stages if isinstance(x, ReLUStage)))):
+    for mlp, stage in reversed(list(enumerate(x for x in model.stages if isinstance(x, ReLUsOnBox)))):
         own = [(k, int(np.searchsorted(stage.places, place))) for k, (m, place) in enumerate(model.units) if m == mlp]
         lines = np.tile(stage.sigma, (count, 1))
         sides, multipliers = np.zeros((2, *lines.shape))

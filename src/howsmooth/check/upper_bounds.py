@@ -13,10 +13,8 @@ from typing import Any
 import numpy as np
 from flint import arb
 
-from howsmooth.check.balls import BallArray, ball, concatenated, length, norm_at_most, semidefinite, square_below
+from howsmooth.check.balls import Array, BallArray, ball, concatenated, length, norm_at_most, semidefinite, square_below
 from howsmooth.check.outcomes import CannotCheck, Refuted, listed, number, numbers
-
-Array = Any  # arrays of numpy, and its scalars
 
 
 @dataclass(frozen=True, eq=False)

@@ -116,10 +116,10 @@ class Symbols:
         return above, below
 
 
-class LinearStage:
+class LinearOnBox:
     """Affine maps, dense layers and pooling, as one matrix for all tokens."""
 
-    def __init__(self, step: Any, model: "TaylorModel") -> None:
+    def __init__(self, step: Any, model: "BoxModel") -> None:
         self.before, x = model.centres[-1].shape, step.arrays
         n, d = self.before
         if step.kind == "affine":
@@ -137,7 +137,7 @@ class LinearStage:
         return (functionals.reshape(count, -1) @ self.matrix).reshape(count, *self.before), None
 
 
-class ReLUStage:
+class ReLUsOnBox:
     r"""An MLP with ReLUs: :math:`\mathrm{relu}(y) = \sigma y + g + \eta` with :math:`|\eta|\le g` on [l, u].
 
     Attributes:
@@ -151,7 +151,7 @@ class ReLUStage:
         size: Bounds on them.
     """
 
-    def __init__(self, step: Any, model: "TaylorModel") -> None:
+    def __init__(self, step: Any, model: "BoxModel") -> None:
         x = step.arrays
         if step.settings["activation"] != "relu":
             raise CannotCheck(f"the activation {step.settings['activation']!r} is not known here, only relu")
@@ -195,18 +195,17 @@ class ReLUStage:
         return ((functionals @ self.down) * self.sigmas) @ self.up, None
 
 
-class AttentionStage:
+class AttentionOnBox:
     r"""Softmax attention: scores change by a, centred by :math:`b = b_1 + b_2`, and so queries, keys and values.
 
     What has the index 1 is a linear function of the symbols, and what has the index 2 the rest; both have ranges.
     """
 
-    def __init__(self, step: Any, model: "TaylorModel") -> None:
+    def __init__(self, step: Any, model: "BoxModel") -> None:
         c, symbols = model.centres[-1], model.symbols
         self.at = at = AttentionAt.of(step, ball(c))
         self.symbols, (n, d) = symbols, c.shape
-        seen = np.tril(np.ones((n, n))) if step.settings["causal"] else np.ones((n, n))
-        self.o, self.P, low = at.P @ at.v, at.P.upper * seen, at.P.lower * seen
+        self.o, self.P = at.P @ at.v, at.P.upper * at.seen
         linear = ball(model.slopes[-1])
         self.value, self.slope, moved = at.value(), at.jvp(linear), at.moved(linear)
 
@@ -231,26 +230,22 @@ class AttentionStage:
         # scores
         products, mixed = q @ np.swapaxes(k, -1, -2), q1 @ np.swapaxes(k2, -1, -2) + q2 @ np.swapaxes(k, -1, -2)
         products, self.mixed = (raised(x, 2 * q.shape[-1]) for x in (products, mixed))
-        b = at.score_change(*moved[:2]) * seen
+        b = at.score_change(*moved[:2]) * at.seen
         unit = ball(np.eye(n * d).reshape(-1, n, d))
-        functionals = (at.score_change(*at.moved(unit)[:2]) * seen).reshape(n * d, -1).T.reshape(-1, n, d)
+        functionals = (at.score_change(*at.moved(unit)[:2]) * at.seen).reshape(n * d, -1).T.reshape(-1, n, d)
         keys = contracted("hij,shjk->shik", at.P, self.k1)
-
-        def centred(x: Array) -> Array:
-            mean = raised((self.P * x).sum(-1, keepdims=True), n)
-            return raised(mean - low * x + (1 - low) * x, 8) * seen
 
         def product(f: int) -> tuple[list[Pair], float]:  # of a query with a key, less the mean over keys
             h, i, j = np.unravel_index(f, products.shape)
             G = self.k1[:, h, j] - keys[:, h, i]
             return [(self.q1.mid[:, h, i], G.mid)], float(q1[h, i] @ symbols.sums(G.rad))
 
-        beyond = model.by_ranges(functionals).reshape(products.shape) + centred(products)
+        beyond = model.by_ranges(functionals).reshape(products.shape) + at.centred_sizes(products)
         if model.level >= 1:
             forms = model.by_forms(functionals, product).max(0).reshape(products.shape)
-            beyond = np.minimum(beyond, forms + centred(self.mixed))
+            beyond = np.minimum(beyond, forms + at.centred_sizes(self.mixed))
         self.b1 = ball(b.mid)
-        self.beta1, self.beta2 = symbols.ranges(self.b1), raised(beyond + symbols.sums(b.rad), 2) * seen
+        self.beta1, self.beta2 = symbols.ranges(self.b1), raised(beyond + symbols.sums(b.rad), 2) * at.seen
         beta = raised(self.beta1 + self.beta2, 2)
 
         # |e^b/Z - 1 - b| and, up to a constant, |e^b/Z - 1 - b - ½b²|
@@ -296,15 +291,15 @@ class AttentionStage:
 
 
 STAGES: dict[str, Any] = {
-    "affine": LinearStage,
-    "dense": LinearStage,
-    "pooling": LinearStage,
-    "attention": AttentionStage,
-    "mlp": ReLUStage,
+    "affine": LinearOnBox,
+    "dense": LinearOnBox,
+    "pooling": LinearOnBox,
+    "attention": AttentionOnBox,
+    "mlp": ReLUsOnBox,
 }
 
 
-class TaylorModel:
+class BoxModel:
     """A network on the box between two inputs.
 
     Attributes:
@@ -339,7 +334,7 @@ class TaylorModel:
         self.remainders = [self.rests[0]]
         for step in steps:
             self._add(step)
-        if any(mlp >= sum(isinstance(stage, ReLUStage) for stage in self.stages) for mlp, _place in units):
+        if any(mlp >= sum(isinstance(stage, ReLUsOnBox) for stage in self.stages) for mlp, _place in units):
             raise CannotCheck("the file names units of more MLPs than there are")
 
     def _add(self, step: Any) -> None:
@@ -366,13 +361,13 @@ class TaylorModel:
 
     def named(self, count: int) -> list[int]:
         """Return the hidden units of the MLP that comes next which a file names."""
-        number = sum(isinstance(stage, ReLUStage) for stage in self.stages)
+        number = sum(isinstance(stage, ReLUsOnBox) for stage in self.stages)
         found = [place for mlp, place in self.units if mlp == number]
         if any(place >= count for place in found):
             raise CannotCheck(f"MLP {number} has {count} hidden units, and the file names others")
         return found
 
-    def _pulled(self, functionals: BallArray) -> tuple[Array, list[tuple[AttentionStage, BallArray, BallArray]]]:
+    def _pulled(self, functionals: BallArray) -> tuple[Array, list[tuple[AttentionOnBox, BallArray, BallArray]]]:
         """Pull functionals of the last tokens back through all steps: rounding errors, and what attention they meet."""
         arriving: list[BallArray] = [ball(0.0)] * len(self.stages) + [functionals]
         lost, met = np.zeros(len(functionals.mid)), []
