@@ -3,7 +3,6 @@
 import importlib
 import io
 import logging
-import os
 import re
 import sys
 import tomllib
@@ -15,9 +14,10 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from howsmooth import __version__
+from howsmooth.cli import torchrun
 from howsmooth.cli.memory_errors import too_large
 from howsmooth.cli.printing import in_options, one_line, options_by_keyword, say, saying_stages
-from howsmooth.errors import AssumptionError, FileError, HowsmoothError, nearest
+from howsmooth.errors import AssumptionError, ClusterError, FileError, HowsmoothError, nearest
 
 # What ``howsmooth --help`` lists, by the question that it answers, without importing any of them.
 QUESTIONS = {
@@ -95,8 +95,14 @@ def found_defaults(folder: Path) -> tuple[Path, dict[str, Any]] | None:
     return None
 
 
-def defaults_for(name: str, parameters: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the defaults of one command: those at the top for every command that has the option, then its own."""
+def defaults_for(name: str, parameters: dict[str, str], folder: Path) -> dict[str, Any]:
+    """Return the defaults of one command: those at the top for every command that has the option, then its own.
+
+    Args:
+        name: The command.
+        parameters: Its parameters, by every name that a file may call them.
+        folder: Where the search for a file begins.
+    """
     read = found_defaults(folder)
     if read is None:
         return {}
@@ -108,7 +114,7 @@ def defaults_for(name: str, parameters: dict[str, Any], folder: Path) -> dict[st
             f"{str(file)!r}: howsmooth {name} has no option {unknown[0]!r}{nearest(unknown[0], parameters)}"
         )
     common = {key.replace("-", "_"): value for key, value in found.items() if not isinstance(value, dict)}
-    chosen = {key: value for key, value in (common | keys).items() if key in parameters}
+    chosen = {parameters[key]: value for key, value in (common | keys).items() if key in parameters}
     return {key: ",".join(map(str, value)) if isinstance(value, list) else value for key, value in chosen.items()}
 
 
@@ -150,12 +156,12 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Import the command that is called."""
         name = args[0]
+        torchrun.refuse(name)
         options_by_keyword.clear()
         if name in COMMANDS:
             command = load(name)
             self.add_command(command, name)
-            parameters = {parameter.name: parameter for parameter in command.params}
-            ctx.default_map = {name: defaults_for(name, parameters, Path.cwd())}
+            ctx.default_map = {name: defaults_for(name, _names(command), Path.cwd())}
             options_by_keyword.update({parameter.name: _written(parameter) for parameter in command.params})
         return super().resolve_command(ctx, args)
 
@@ -198,12 +204,20 @@ def _refused(error: Any) -> AssumptionError:
     return AssumptionError(f"{said}{'' if said.endswith('?') else '.'} See {where} --help.")
 
 
+def _names(command: Any) -> dict[str, str]:
+    """Return the parameters of a command by their names, and by those of their long options without the hyphens."""
+    found = {parameter.name: parameter.name for parameter in command.params}
+    for parameter in command.params:
+        long = (option[2:].replace("-", "_") for option in parameter.opts if option.startswith("--"))
+        found |= dict.fromkeys(long, parameter.name)
+    return found
+
+
 def _written(parameter: Any) -> str:
-    """Return how a parameter is written: the option of its name, or else the first; the capitals of an argument."""
+    """Return how a parameter is written: its first option; the capitals of an argument."""
     if parameter.param_type_name == "argument":
         return str(parameter.metavar or parameter.name.upper())
-    own = f"--{parameter.name.replace('_', '-')}"
-    return own if own in parameter.opts else str(parameter.opts[0])
+    return str(parameter.opts[0])
 
 
 def load(name: str) -> Any:
@@ -263,10 +277,10 @@ def run() -> None:
             stream.reconfigure(errors="replace")  # a terminal without ≤ shows a question mark
     warnings.showwarning = _show_warning
     try:
-        _refuse_groups()
-        app(prog_name="howsmooth")
+        with torchrun.silence():
+            app(prog_name="howsmooth")
     except HowsmoothError as error:
-        _refuse(str(error))
+        _refuse(str(error), lost=isinstance(error, ClusterError))
     except OSError as error:
         if error.filename is None:
             raise  # of a stream and not of a file, as when nobody reads what is printed
@@ -278,15 +292,10 @@ def run() -> None:
         _refuse(sentence)
 
 
-def _refuse_groups() -> None:
-    """Refuse to do the same work in every process of a group, into the same folder."""
-    if int(os.environ.get("WORLD_SIZE") or 1) > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
-        raise AssumptionError(
-            "torchrun shares out one long sequence in Python alone, by hs.local_lipschitz(f, X, group=…); for the "
-            "command line leave torchrun out, and share out the windows of a run with --workers."
-        )
-
-
-def _refuse(sentence: str) -> None:
-    say(f"howsmooth: {one_line(in_options(sentence))}", err=True)
+def _refuse(sentence: str, *, lost: bool = False) -> None:
+    """Say why a command ends, and end it; of processes that were started together all say that one is lost."""
+    if lost or torchrun.first():
+        say(f"howsmooth: {one_line(in_options(sentence))}", err=True)
+    if lost and torchrun.started():
+        torchrun.leave(MISUSE)
     sys.exit(MISUSE)

@@ -6,6 +6,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 import howsmooth as hs
+from howsmooth.cli import torchrun
 from howsmooth.cli.app import INTERRUPTED, stoppable
 from howsmooth.cli.options import OptionJson, checked, option_groups
-from howsmooth.cli.printing import begin, go_on, print_json, say, visible_console
+from howsmooth.cli.printing import begin, go_on, in_options, print_json, say, visible_console
 from howsmooth.errors import AssumptionError, ConvergenceWarning, FileError
 from howsmooth.models.loading.names import RANDOM
 from howsmooth.report.drawing.token_text import running_text
@@ -89,6 +91,10 @@ class RunOptions:
         """Provide who does the work; other processes have one thread each unless told."""
         from howsmooth.studies.sweep.workers import executor
 
+        if resources.group is not None:
+            from howsmooth.studies.sweep.process_group import in_group
+
+            return nullcontext(lambda work: in_group(work, resources, threads))
         alone = self.scheduler is None and not self.workers
         return executor(
             workers=self.workers,
@@ -99,7 +105,7 @@ class RunOptions:
         )
 
     def estimate(self, asks: "Sequence[Ask]", folder: Path, resources: "Resources") -> None:
-        """Say how much is left and how long that may take: the smallest piece of each model is timed, nothing kept."""
+        """Say how much is left and how long that may take: two pieces of each model are timed, nothing kept."""
         from howsmooth.studies.sweep.workers import expected_seconds
 
         done = frozenset[str]()
@@ -158,16 +164,36 @@ class Bounding:
 def measure(measuring: Measuring, options: RunOptions) -> None:
     """Measure the local Lipschitz constant of every attention layer of a model on real text.
 
-    Stopped with Ctrl-C, it keeps what is done, and the same command goes on from there.
+    Stopped with Ctrl-C, it keeps what is done, and the same command goes on from there. `torchrun --nproc-per-node 2 -m
+    howsmooth measure …` shares out the tokens of each sequence over two processes.
 
     Example: howsmooth measure minilm --layers 0,5 --lengths 16,32,64 --sequences 5
     """
+    if not torchrun.started():
+        _measure(measuring, options, None)
+        return
+    torchrun.refuse_options(options)
+    measuring.check()
+
+    from howsmooth.studies.resources import Resources
+    from howsmooth.studies.sweep.process_group import check_settings, serve
+
+    check_settings(measuring)
+    with torchrun.group(measuring.where.device) as group:
+        if torchrun.first():
+            _measure(measuring, options, group)
+        else:
+            serve(Resources(group=group), measuring.where.threads)
+
+
+def _measure(measuring: Measuring, options: RunOptions, group: Any) -> None:
+    """Measure in this process, or as the first one of a group."""
     folder = options.folder(lambda: measuring.folder)
     measuring.check()
     begin(f"Reading {measuring.model}")
     if not options.dry_run and (before := finished(folder, measuring)) is not None:
         for remark in before.remarks:
-            say(f"{remark}.", err=True)
+            say(in_options(f"{remark}."), err=True)
         go_on()
         _print_measurement(before.measurement, before.compositions, as_json=options.as_json)
         _say_where(folder, before.records, 0, before.others, as_json=options.as_json)
@@ -175,10 +201,14 @@ def measure(measuring: Measuring, options: RunOptions) -> None:
 
     from howsmooth.studies.resources import Resources
 
-    resources = Resources()
+    resources = Resources(group=group)
     made = planned(measuring, resources)
+    if group is not None:
+        from howsmooth.studies.sweep.process_group import check_plan
+
+        made = check_plan(made, group)
     for remark in made.subject.remarks:
-        say(f"{remark}.", err=True)
+        say(in_options(f"{remark}."), err=True)
     if options.dry_run:
         options.estimate(made.every, folder, resources)
         return
@@ -216,7 +246,7 @@ def _print_measurement(found: "Measurement", composed: "list[Composition]", *, a
 def _say_where(folder: Path, records: int, new: int, others: int, *, as_json: bool) -> None:
     """Say where the report and the records are."""
     report = report_page(folder, new=bool(new))
-    say(f"The report is {report}. {count(records, 'record')} ({new} of them new) are in {folder}.", err=as_json)
+    say(f"The report is {report}. {folder} holds {count(records, 'record')} ({new} of them new).", err=as_json)
     if others:
         say(f"The folder holds {count(others, 'record')} of other commands too, which its report tells.", err=True)
 
@@ -299,9 +329,9 @@ def _certify_synonyms(certifying: Certifying, file: str, as_json: bool) -> int:
 
 
 def _synonyms_row(model: "Transformer", sentence: str, found: "Synonyms") -> dict[str, Any]:
-    from howsmooth.certificates.sentences import ordinary_positions, tokenizer_of
+    from howsmooth.certificates.sentences import ordinary_positions
 
-    tokenizer = tokenizer_of(model)
+    tokenizer = model.require_tokenizer()
     words = tokenizer.pieces(found.tokens)
     changed = None if found.changed is None else tokenizer.pieces(found.changed)
     ordinary = set(ordinary_positions(model, found.tokens))
@@ -348,7 +378,7 @@ def fill_run(kind: Kind, settings: Any, options: RunOptions) -> None:
     folder, resources = options.folder(lambda: settings.folder), Resources()
     made = declared.plan(settings, resources)
     for remark in made.remarks:
-        say(remark, err=True)
+        say(in_options(remark), err=True)
     if options.dry_run:
         options.estimate(made.asks, folder, resources)
         return
