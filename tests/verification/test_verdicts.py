@@ -212,7 +212,7 @@ def test_margins_are_what_models_say_less_all_that_rounding_may_add(rng, linear_
     assert_close(found.pixels, model.symbols.pixels(linear))
     for mine, theirs in ((found.second_order, beyond.below), (found.remainder, beyond.remainder)):
         assert (theirs > 1e-6).all()
-        assert_close((mine / theirs - 1) / MARGIN_SHARE, torch.ones(4).double(), rtol=1e-2, atol=0)
+        assert_close((mine / theirs - 1) / MARGIN_SHARE, torch.ones(4).double(), rtol=1e-5, atol=0)
     size = torch.einsum("fo,o->f", rows.abs(), model.centre[0].abs()) + bounds.abs() + linear.abs().sum(1)
     if linear_end:
         readout = f.maps[-1].weight[0]  # 3, n, d
@@ -221,10 +221,10 @@ def test_margins_are_what_models_say_less_all_that_rounding_may_add(rng, linear_
         )
     size += beyond.below + beyond.remainder
     exact = bounds - rows @ model.centre[0]
-    assert_close((exact - found.centre) / (MARGIN_SHARE * size), torch.ones(4).double(), rtol=1e-2, atol=0)
+    assert_close((exact - found.centre) / (MARGIN_SHARE * size), torch.ones(4).double(), rtol=1e-5, atol=0)
     moves = found.pixels.abs().sum(1) + found.units.abs().sum(1)
     rest = found.centre - found.second_order - found.remainder
-    assert_close((rest - found.lower) / moves - 1, torch.full((4,), MARGIN_SHARE).double(), rtol=1e-2, atol=0)
+    assert_close((rest - found.lower) / moves - 1, torch.full((4,), MARGIN_SHARE).double(), rtol=1e-5, atol=0)
     for row in range(4):
         objective = found.objective(row)
         assert_close(objective.centre, rest[row])
