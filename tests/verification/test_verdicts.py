@@ -374,6 +374,10 @@ def test_rows_are_split_from_the_least_one_on_and_not_at_the_first_level(monkeyp
     script = Scripted(monkeypatch, (1, 1, 2), lowers, list(outcomes))
     assert script.run(timeout=4.5).status == "unknown"
     assert all(at == 6.5 for _level, _row, at in script.split)
+    # zero is not positive: such a row is split too
+    script = Scripted(monkeypatch, (1,), [[0.0]] * 3, [(True, 0.5, 3)])
+    found = script.run()
+    assert (found.status, found.nodes, found.margins.tolist()) == ("proven", 3, [0.5])
     # what splitting finds may be less than what is known
     script = Scripted(monkeypatch, (1,), [[-1.0]] * 3, [(False, -7.0, 1), (False, -6.0, 1)])
     assert script.run().margins.tolist() == [-1.0]
