@@ -1,5 +1,6 @@
 """Verdicts: known answers, counterexamples that are replayed, refusals."""
 
+import itertools
 import math
 import types
 
@@ -13,8 +14,8 @@ from howsmooth.maps.affine import Affine
 from howsmooth.rounding import BOX_UNITS, MARGIN_SHARE
 from howsmooth.verification import Property, Verdict, verdicts, verify
 from howsmooth.verification.branch_and_bound import SplitOutcome
-from howsmooth.verification.taylor_model import Deadline
-from howsmooth.verification.verdicts import _cost_of_forms, _expanded, _Margins, _Network, _prove
+from howsmooth.verification.taylor_model import NEVER, Deadline
+from howsmooth.verification.verdicts import _cost_of_forms, _expanded, _falsify, _Margins, _Network, _prove
 
 
 def attacked(f, x, eps, label, rng):
@@ -290,6 +291,48 @@ def test_the_corner_of_a_box_is_found_where_it_alone_is_unsafe(rng, level):
     assert found.outputs[1] >= level - share
     beyond = (torch.eye(2).double(), torch.tensor([level - 5, level + 1e-6]).double())
     assert verify(f, Property(x - half, x + half, (beyond,))).status == "proven"
+
+
+def attacked_points(rng, outputs, offsets):
+    """All inputs that the search runs, one for each of the sets {y: y₀ ≥ b} at every step, and the box."""
+    lower, half = gaussian(rng, 5), torch.rand(5, generator=rng).double()
+    row, found = torch.tensor([[1.0]]).double(), []
+
+    def run(x):
+        found.append(x.detach().clone())
+        return outputs(x)
+
+    sets = tuple((row, torch.tensor([b]).double()) for b in offsets)
+    network, wanted = types.SimpleNamespace(outputs=run), Property(lower, lower + 2 * half, sets)
+    assert _falsify(network, wanted, None, NEVER) is None
+    return found, lower + half, half
+
+
+@pytest.mark.untyped
+def test_an_attack_goes_along_signs_of_gradients_with_steps_that_shrink(rng):
+    weight = gaussian(rng, 5)
+
+    def outputs(x):
+        return (weight * torch.sin(4 * x)).sum(-1, keepdim=True)
+
+    points, centre, half = attacked_points(rng, outputs, (30.0, 30.0))
+    assert_close(points[0], centre.expand(2, 5))
+    assert_close((points[20] - centre).abs(), half.expand(2, 5))  # the next start is a corner
+    for place, (now, then) in enumerate(itertools.pairwise(points)):
+        step = place % 20
+        if step < 19:
+            slope = weight * torch.cos(4 * now)  # of the same sign as the derivative
+            moved = (now - centre) / half + 2 * (1 - step / 20) ** 2 * slope.sign()
+            assert_close(then, centre + half * moved.clamp(-1, 1))
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize(
+    ("distances", "starts"), [((1.0, 0.4), 4), ((0.4, 1.0), 4), ((1.0, 0.6), 2), ((0.6, 1.0), 2), ((1.0,), 2)]
+)
+def test_attacks_that_stay_far_from_every_set_end_early(rng, distances, starts):
+    points, _centre, _half = attacked_points(rng, lambda x: 1e-9 * x.sum(-1, keepdim=True), distances)
+    assert len(points) == 20 * starts
 
 
 def test_seconds_are_those_of_the_clock(rng):
