@@ -24,8 +24,6 @@ SMOOTH = frozenset(ACTIVATIONS) - {"relu", "relu_squared"}
 # The grid on which peaks of |φ''| and |φ'''| are looked for. Beyond its ends the activations of neural networks are
 # straight to the last digit, or their curvature decreases.
 GRID_END, GRID_POINTS = 24.0, 2**16
-# At most this many pairs of columns are multiplied at once.
-PAIRS = 2**10
 
 
 def require_known(activation: Activation | str) -> Activation:
@@ -127,8 +125,9 @@ class MLPStage(FeedForwardStage):
 
     def propagate(self, columns: Float[Tensor, "groups r n d"], ball: UnitBall) -> tuple[Tensor, Tensor]:
         """Return how far every neuron moves, and what leaves."""
-        hidden = columns @ self._up.mT
-        return ball.scalar_norms(hidden).flatten(1), (hidden * self._slope) @ self._down.mT
+        hidden = self._up @ columns.movedim(1, -1)
+        leaving = (self._down * self._slope[:, None]) @ hidden
+        return ball.scalar_norms(hidden.movedim(-1, 1)).flatten(1), leaving.movedim(-1, 1)
 
     def remainder(self, norms: Tensor, first: FirstOrder) -> Tensor:
         """Bound the length of the remainders of all neurons of a token."""
@@ -159,12 +158,13 @@ class SmoothMLPStage(MLPStage, SmoothStage):
 
     def second_order(self, columns: Float[Tensor, "1 r n d"]) -> Float[Tensor, "1 pairs n out"]:
         r"""Return :math:`W_2\tfrac12\varphi''t^2`."""
-        hidden = columns[0] @ self._up.mT
-        a, b, factors = packed_pairs(len(hidden))
-        parts = zip(a.split(PAIRS), b.split(PAIRS), factors.split(PAIRS), strict=True)
-        half = 0.5 * self._curvature
-        pairs = [(some[:, None, None] * half * hidden[i] * hidden[j]) @ self._down.mT for i, j, some in parts]
-        return torch.cat(pairs)[None]
+        hidden = self._up @ columns[0].movedim(0, -1)
+        a, b, factors = packed_pairs(hidden.shape[-1])
+        found = hidden.new_empty(len(hidden), len(self._down), len(a))
+        # Token by token: products of all pairs of columns of one fit into the cache.
+        for out, t, curvature in zip(found, hidden, self._curvature, strict=True):
+            torch.mm(self._down * (0.5 * curvature), t.index_select(-1, a) * t.index_select(-1, b), out=out)
+        return found.mul_(factors).movedim(-1, 0)[None]
 
     def third_order_remainder(self, first: Tensor, later: Tensor, forms: Tensor | None = None) -> Tensor:
         r"""Bound :math:`\tfrac12\varphi''(y)(t^2-t_1^2) + \tfrac16\varphi^{(3)}t^3`, or all of it."""
