@@ -47,10 +47,10 @@ def derivative(activation: Activation, x: Tensor, order: int = 2) -> Tensor:
     watched = x.detach().clone().requires_grad_()
     with torch.enable_grad():
         found = activation.slope(watched)
-        for _ in range(order - 1):
+        for left in reversed(range(order - 1)):
             if not found.requires_grad:  # a constant
                 return torch.zeros_like(x)
-            (found,) = torch.autograd.grad(found.sum(), watched, create_graph=True)
+            (found,) = torch.autograd.grad(found.sum(), watched, create_graph=left > 0)
     return found.detach()
 
 
