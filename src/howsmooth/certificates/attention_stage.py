@@ -157,10 +157,11 @@ class AttentionStage(SmoothStage):
         dq, dk, _dv = (part[0] for part in self._projected(columns))
         n, r = len(dk), dk.shape[-1]
         _a, _b, factors = packed_pairs(r)
-        found = torch.empty_like(self._P)
-        at_once = max(1, NUMBERS // (n * r**2))
+        found, at_once = torch.zeros_like(self._P), max(1, NUMBERS // (n * r**2))
+        # Before the first attention only the query of the word itself moves.
+        moved = dq.flatten(1).any(1).nonzero()[:, 0]
         for head, P in enumerate(self._P):
-            for rows in torch.arange(len(P)).split(at_once):
+            for rows in moved.split(at_once):
                 # a mean over keys is one over scores: they are centred before they meet the query
                 keys = dk[:, head] - (P[rows] @ dk[:, head].flatten(1)).view(-1, 1, *dk.shape[2:])
                 forms = _add_pairs((dq[rows, head].mT[:, None] @ keys).flatten(2)).mul_(0.5 * self._scale * factors)

@@ -41,30 +41,47 @@ def require_known(activation: Activation | str) -> Activation:
     return found
 
 
+def derivatives(activation: Activation, x: Tensor, order: int) -> list[Tensor]:
+    r"""Return :math:`\varphi''(x)` and higher derivatives, up to an order."""
+    # By autograd from φ', which is written out for every activation: no second derivative has to be kept in step.
+    watched, found = x.detach().clone().requires_grad_(), list[Tensor]()
+    with torch.enable_grad():
+        last = activation.slope(watched)
+        for left in reversed(range(order - 1)):
+            if last.requires_grad:
+                (last,) = torch.autograd.grad(last.sum(), watched, create_graph=left > 0)
+            else:  # a constant
+                last = torch.zeros_like(x)
+            found.append(last.detach())
+    return found
+
+
 def derivative(activation: Activation, x: Tensor, order: int = 2) -> Tensor:
     r"""Return :math:`\varphi''(x)` or a higher derivative."""
-    # By autograd from φ', which is written out for every activation: no second derivative has to be kept in step.
-    watched = x.detach().clone().requires_grad_()
-    with torch.enable_grad():
-        found = activation.slope(watched)
-        for left in reversed(range(order - 1)):
-            if not found.requires_grad:  # a constant
-                return torch.zeros_like(x)
-            (found,) = torch.autograd.grad(found.sum(), watched, create_graph=left > 0)
-    return found.detach()
+    return derivatives(activation, x, order)[-1]
+
+
+def largest_derivatives(
+    activation: Activation, low: Float[Tensor, "*any"], high: Float[Tensor, "*any"], order: int
+) -> list[Tensor]:
+    r"""Bound :math:`\sup|\varphi''|` and those of higher derivatives over every interval: at its ends, or at a peak."""
+    every = []
+    for each, at_ends in enumerate(derivatives(activation, torch.stack((low, high)), order), start=2):
+        found = at_ends.abs().amax(0)
+        for place, height in derivative_peaks(activation, each):
+            # A peak of the grid stands for all points up to its neighbours.
+            inside = (low - 2 * GRID_END / GRID_POINTS <= place) & (place <= high + 2 * GRID_END / GRID_POINTS)
+            found = torch.where(inside, found.clamp_min(height), found)
+        # A peak between two points of the grid is higher than both.
+        every.append(found + GRID_ERROR)
+    return every
 
 
 def largest_derivative(
     activation: Activation, low: Float[Tensor, "*any"], high: Float[Tensor, "*any"], order: int = 2
 ) -> Tensor:
-    r"""Bound :math:`\sup|\varphi''|` over every interval: at its ends, or at a peak inside."""
-    found = derivative(activation, torch.stack((low, high)), order).abs().amax(0)
-    for place, height in derivative_peaks(activation, order):
-        # A peak of the grid stands for all points up to its neighbours.
-        inside = (low - 2 * GRID_END / GRID_POINTS <= place) & (place <= high + 2 * GRID_END / GRID_POINTS)
-        found = torch.where(inside, found.clamp_min(height), found)
-    # A peak between two points of the grid is higher than both.
-    return found + GRID_ERROR
+    r"""Bound :math:`\sup|\varphi''|`, or that of a higher derivative, over every interval."""
+    return largest_derivatives(activation, low, high, order)[-1]
 
 
 @cache
@@ -170,10 +187,10 @@ class SmoothMLPStage(MLPStage, SmoothStage):
         r"""Bound :math:`\tfrac12\varphi''(y)(t^2-t_1^2) + \tfrac16\varphi^{(3)}t^3`, or all of it."""
         s1, s_later = first.view_as(self._hidden), later.view_as(self._hidden)
         s, c = s1 + s_later, self._curvature.abs()
-        third = largest_derivative(self._activation, self._hidden - s, self._hidden + s, order=3)
+        second, third = largest_derivatives(self._activation, self._hidden - s, self._hidden + s, order=3)
         # t² − t₁² = (t − t₁)(t + t₁): a difference of squares would lose the small part.
         beyond = 0.5 * c * s_later * (s1 + s) + third * s**3 / 6
-        whole = activation_remainder(self._activation, self._hidden, s) + 0.5 * c * s1.square()
+        whole = 0.5 * second * s.square() + 0.5 * c * s1.square()
         return torch.minimum(beyond, whole).norm(dim=-1)
 
 
