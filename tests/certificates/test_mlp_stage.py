@@ -7,7 +7,6 @@ import torch
 from draws import gaussian, uniform
 
 import howsmooth as hs
-from howsmooth.certificates import mlp_stage as module
 from howsmooth.certificates.image_norms import EUCLIDEAN
 from howsmooth.certificates.mlp_stage import (
     GRID_END,

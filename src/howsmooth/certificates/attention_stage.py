@@ -139,8 +139,8 @@ class AttentionStage(SmoothStage):
     def second_order(self, columns: Float[Tensor, "1 r n d"]) -> Float[Tensor, "1 pairs n out"]:
         """Return the second order of every pair of columns."""
         dq, dk, dv, ell = (part[0] for part in self._first_order(columns))
-        a, b, factors = packed_pairs(ell.shape[-1])
-        heads = ell.new_empty(*dq.shape[:2], self._v.shape[-1], len(a))
+        _a, _b, factors = packed_pairs(ell.shape[-1])
+        heads = ell.new_empty(*dq.shape[:2], self._v.shape[-1], len(factors))
         for head, (P, v) in enumerate(zip(self._P, self._v, strict=True)):
             # ½D² of softmax: ΣP(v − o)y for y = c + ½ℓ². Of c and of ½ℓ² + V the second column of a pair comes first:
             # both are then one product with what the first column does to the query and the scores.
