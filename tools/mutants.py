@@ -53,7 +53,7 @@ BRACKETS = ("tests/spectral/test_lanczos_upper_bound.py", *METRICS)
 ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "theory": (("tests/theory",), ("src/howsmooth/theory",)),
     "certificates": (("tests/certificates",), ("src/howsmooth/certificates",)),
-    "verification": (("tests/verification",), ("src/howsmooth/verification",)),
+    "verification": (("tests/verification", "tests/check/test_verdicts.py"), ("src/howsmooth/verification",)),
     "spectral": (
         BRACKETS,
         tuple(f"src/howsmooth/spectral/{name}.py" for name in ("lanczos_upper_bound", "metric_norms", "token_norm")),

@@ -29,6 +29,17 @@ def pulled(stage, model, functional, *, forms):
     return stage.pull_back(functional[None], sums), sums
 
 
+def test_masks_and_biases_of_scores_are_part_of_the_weights(rng):
+    f, _stage, _model, entering = expanded(rng)
+    mask = gaussian(rng, 3, 3)
+    mask[0, 1] = -torch.inf
+    f = dataclasses.replace(f, positions=hs.maps.Positions(mask=mask))
+    stage = AttentionExpansion(f, entering, forms=False, all_forms=False)
+    expected = torch.softmax(stage.heads.scale * stage.q @ stage.k.mT + mask, -1)
+    assert_close(stage.P, expected)
+    assert stage.hidden.sum().item() == len(f.query)
+
+
 def test_the_linear_part_is_the_derivative_and_the_form_half_of_the_second(rng):
     attention, stage, model, entering = expanded(rng)
     centre, derivative = entering.centre, entering.derivative

@@ -1,5 +1,6 @@
 """Verdicts: known answers, counterexamples that are replayed, refusals."""
 
+import itertools
 import math
 import types
 
@@ -13,8 +14,8 @@ from howsmooth.maps.affine import Affine
 from howsmooth.rounding import BOX_UNITS, MARGIN_SHARE
 from howsmooth.verification import Property, Verdict, verdicts, verify
 from howsmooth.verification.branch_and_bound import SplitOutcome
-from howsmooth.verification.taylor_model import Deadline
-from howsmooth.verification.verdicts import _cost_of_forms, _expanded, _Margins, _Network, _prove
+from howsmooth.verification.taylor_model import NEVER, Deadline
+from howsmooth.verification.verdicts import _cost_of_forms, _expanded, _falsify, _Margins, _Network, _prove
 
 
 def attacked(f, x, eps, label, rng):
@@ -212,7 +213,7 @@ def test_margins_are_what_models_say_less_all_that_rounding_may_add(rng, linear_
     assert_close(found.pixels, model.symbols.pixels(linear))
     for mine, theirs in ((found.second_order, beyond.below), (found.remainder, beyond.remainder)):
         assert (theirs > 1e-6).all()
-        assert_close((mine / theirs - 1) / MARGIN_SHARE, torch.ones(4).double(), rtol=1e-2, atol=0)
+        assert_close((mine / theirs - 1) / MARGIN_SHARE, torch.ones(4).double(), rtol=1e-5, atol=0)
     size = torch.einsum("fo,o->f", rows.abs(), model.centre[0].abs()) + bounds.abs() + linear.abs().sum(1)
     if linear_end:
         readout = f.maps[-1].weight[0]  # 3, n, d
@@ -221,10 +222,10 @@ def test_margins_are_what_models_say_less_all_that_rounding_may_add(rng, linear_
         )
     size += beyond.below + beyond.remainder
     exact = bounds - rows @ model.centre[0]
-    assert_close((exact - found.centre) / (MARGIN_SHARE * size), torch.ones(4).double(), rtol=1e-2, atol=0)
+    assert_close((exact - found.centre) / (MARGIN_SHARE * size), torch.ones(4).double(), rtol=1e-5, atol=0)
     moves = found.pixels.abs().sum(1) + found.units.abs().sum(1)
     rest = found.centre - found.second_order - found.remainder
-    assert_close((rest - found.lower) / moves - 1, torch.full((4,), MARGIN_SHARE).double(), rtol=1e-2, atol=0)
+    assert_close((rest - found.lower) / moves - 1, torch.full((4,), MARGIN_SHARE).double(), rtol=1e-5, atol=0)
     for row in range(4):
         objective = found.objective(row)
         assert_close(objective.centre, rest[row])
@@ -290,6 +291,48 @@ def test_the_corner_of_a_box_is_found_where_it_alone_is_unsafe(rng, level):
     assert found.outputs[1] >= level - share
     beyond = (torch.eye(2).double(), torch.tensor([level - 5, level + 1e-6]).double())
     assert verify(f, Property(x - half, x + half, (beyond,))).status == "proven"
+
+
+def attacked_points(rng, outputs, offsets):
+    """All inputs that the search runs, one for each of the sets {y: y₀ ≥ b} at every step, and the box."""
+    lower, half = gaussian(rng, 5), torch.rand(5, generator=rng).double()
+    row, found = torch.tensor([[1.0]]).double(), []
+
+    def run(x):
+        found.append(x.detach().clone())
+        return outputs(x)
+
+    sets = tuple((row, torch.tensor([b]).double()) for b in offsets)
+    network, wanted = types.SimpleNamespace(outputs=run), Property(lower, lower + 2 * half, sets)
+    assert _falsify(network, wanted, None, NEVER) is None
+    return found, lower + half, half
+
+
+@pytest.mark.untyped
+def test_an_attack_goes_along_signs_of_gradients_with_steps_that_shrink(rng):
+    weight = gaussian(rng, 5)
+
+    def outputs(x):
+        return (weight * torch.sin(4 * x)).sum(-1, keepdim=True)
+
+    points, centre, half = attacked_points(rng, outputs, (30.0, 30.0))
+    assert_close(points[0], centre.expand(2, 5))
+    assert_close((points[20] - centre).abs(), half.expand(2, 5))  # the next start is a corner
+    for place, (now, then) in enumerate(itertools.pairwise(points)):
+        step = place % 20
+        if step < 19:
+            slope = weight * torch.cos(4 * now)  # of the same sign as the derivative
+            moved = (now - centre) / half + 2 * (1 - step / 20) ** 2 * slope.sign()
+            assert_close(then, centre + half * moved.clamp(-1, 1))
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize(
+    ("distances", "starts"), [((1.0, 0.4), 4), ((0.4, 1.0), 4), ((1.0, 0.6), 2), ((0.6, 1.0), 2), ((1.0,), 2)]
+)
+def test_attacks_that_stay_far_from_every_set_end_early(rng, distances, starts):
+    points, _centre, _half = attacked_points(rng, lambda x: 1e-9 * x.sum(-1, keepdim=True), distances)
+    assert len(points) == 20 * starts
 
 
 def test_seconds_are_those_of_the_clock(rng):
@@ -374,6 +417,10 @@ def test_rows_are_split_from_the_least_one_on_and_not_at_the_first_level(monkeyp
     script = Scripted(monkeypatch, (1, 1, 2), lowers, list(outcomes))
     assert script.run(timeout=4.5).status == "unknown"
     assert all(at == 6.5 for _level, _row, at in script.split)
+    # zero is not positive: such a row is split too
+    script = Scripted(monkeypatch, (1,), [[0.0]] * 3, [(True, 0.5, 3)])
+    found = script.run()
+    assert (found.status, found.nodes, found.margins.tolist()) == ("proven", 3, [0.5])
     # what splitting finds may be less than what is known
     script = Scripted(monkeypatch, (1,), [[-1.0]] * 3, [(False, -7.0, 1), (False, -6.0, 1)])
     assert script.run().margins.tolist() == [-1.0]
