@@ -72,7 +72,7 @@ def exam(options: argparse.Namespace, done: set[str]) -> Iterator[dict[str, Any]
 def bounds(options: argparse.Namespace, done: set[str]) -> Iterator[dict[str, Any]]:
     """All bounds of every layer of MiniLM on a ball, and brackets of some of its heads."""
     model, n, radius = hs.load("minilm"), 64, 13.7
-    layers = [layer.map("attention") for layer in model.layers]
+    layers: list[Any] = [layer.map("attention") for layer in model.layers]
     for i, f in enumerate(layers):
         if (name := f"table of layer {i}") not in done:
             found = hs.bounds.table(f, n=n, radius=radius)
