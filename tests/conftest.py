@@ -23,9 +23,13 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Take what was imported and collected out of reach of the garbage collector, which looks through all of it."""
+    """Take what was imported and collected out of reach of the garbage collector, which looks through all of it.
+
+    It also comes less often: by its usual thresholds it took a tenth of the time of the tests.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 20, 10)
 
 
 @pytest.fixture
