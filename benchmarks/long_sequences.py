@@ -99,7 +99,7 @@ def main() -> None:
     lengths = [512, 1024] if arguments.quick else [4096, 8192]
     # memory that was used once stays in the peak; at the smallest size nothing is claimed about it
     starts = [lengths] if arguments.quick else [[n] for n in lengths]
-    found = {}
+    found: dict[tuple[int, int], list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as place:
         for size in (1, 2):
             for together in starts:
