@@ -2,7 +2,8 @@
 
 One causal head of width 64, float32, processes of gloo on this machine. For each length every process's peak memory is
 read, less what it had before the tokens came, and the time of a product stands beside that of its bare matrix products.
-From these the script calculates what 128k tokens take; ``--full`` runs them.
+From these the script calculates what 128k tokens take; ``--full`` runs them. How many scores each of several processes
+computes is counted for consecutive pieces and for two pieces each, as far from either end.
 """
 
 import datetime
@@ -13,12 +14,14 @@ import resource
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from claims import options, verdict
 
 import howsmooth as hs
+from howsmooth.ring_attention import RingAttention, TokenRing, even_pieces
 
 K, RTOL, LONG = 64, 0.01, 131_072
 ONE_HOUR = datetime.timedelta(hours=1)
@@ -91,6 +94,18 @@ def bare(n: int) -> float:
     return best * (n / side) ** 2 / 2
 
 
+def imbalance(n: int, size: int, *, even: bool) -> float:
+    """Return how many times the mean the busiest process computes of the scores of a causal mask."""
+    pieces = even_pieces(n, size, causal=even)
+    counts = []
+    for rank in range(size):
+        ring = TokenRing(group=None, rank=rank, pieces=pieces)
+        own = torch.zeros(1, ring.lengths[rank], 1)
+        parts: dict[str, Any] = {"q": own[None], "k": own, "v": own, "o": own[None], "log_sum_exp": own[None]}
+        counts.append(RingAttention(ring=ring, causal=True, **parts).scores)
+    return max(counts) * size / sum(counts)
+
+
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--full", action="store_true", help=f"run {LONG:,} tokens too: hours on two cores")
@@ -122,9 +137,17 @@ def main() -> None:
         f"calculated for {LONG:,}: {cpu * (LONG / last) ** 2 / 3600:.1f} CPU hours, "
         f"{2 * (most[1] + slope * (LONG - last)) / 1e9:.1f} GB beside torch in two processes"
     )
+    shares = {(size, even): imbalance(LONG, size, even=even) for size in (2, 8) for even in (False, True)}
+    for size in (2, 8):
+        one, two_each = (f"{shares[size, how]:.3f} times the mean" for how in (False, True))
+        print(f"of {LONG:,} causal tokens, the busiest of {size} has {one} in one piece each, {two_each} in two")
     apart = max(abs(found[n, 2][0]["lower"] / found[n, 1][0]["lower"] - 1) for n in lengths)
     claims = {
         "two processes find what one finds to 1e-5": apart <= 1e-5,
+        "with two pieces each, no process computes a hundredth more than the mean": max(
+            shares[2, True], shares[8, True]
+        )
+        <= 1.01,
         "each of two takes for twice the tokens what one takes, to 15 %": most[1] <= 1.15 * found[first, 1][0]["own"],
     }
     if arguments.full:

@@ -1,4 +1,4 @@
-r"""One sequence over several processes: each holds consecutive tokens, and keys and values go around.
+r"""One sequence over several processes: each holds some of its tokens, and keys and values go around.
 
 With the weights :math:`P_{ij} = e^{S_{ij} - \ell_i}`, where :math:`\ell_i` is the log-sum-exp of a row over the keys of
 all processes, a product with the derivative is a sum over blocks of keys,
@@ -13,14 +13,15 @@ values goes home. Memory is that of the tokens of one process, the visitors', an
 
 import contextlib
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ClusterError, ShapeError
@@ -35,7 +36,7 @@ Bias = Callable[[Tensor, slice, slice], None]
 
 
 @contextlib.contextmanager
-def _answering() -> Iterator[None]:
+def answering() -> Iterator[None]:
     """Say in one way that another process is lost; backends say it in many."""
     try:
         yield
@@ -48,55 +49,89 @@ def _answering() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenRing:
-    """A group of processes that share out the tokens of one sequence, in the order of their ranks."""
+    """A group of processes that share out the tokens of one sequence: each holds some pieces of it."""
 
-    group: "dist.ProcessGroup"
+    group: Any  # of torch.distributed; none where one process holds the whole sequence
     rank: int
-    lengths: tuple[int, ...]  # how many tokens each process holds
+    pieces: tuple[tuple[range, ...], ...]  # which tokens of the sequence each process holds, in its own order
 
     @classmethod
-    def of(cls, group: "dist.ProcessGroup", X: Float[Tensor, "*batch n d"]) -> "TokenRing":
-        """Tell all processes how many tokens this one has; shapes that do not fit together are refused everywhere."""
+    def of(
+        cls, group: "dist.ProcessGroup", X: Float[Tensor, "*batch n d"], positions: Int[Tensor, " n"] | None = None
+    ) -> "TokenRing":
+        """Tell all processes which tokens this one has; what does not fit together is refused everywhere.
+
+        Without positions, tokens lie in the order of ranks.
+        """
         said: list[Any] = [None] * dist.get_world_size(group)
-        with _answering():
-            dist.all_gather_object(said, (tuple(X.shape), str(X.dtype)), group=group)
-        others = {(shape[:-2], shape[-1:], dtype) for shape, dtype in said}
-        if len(others) > 1 or any(len(shape) < 2 or not math.prod(shape) for shape, _dtype in said):
-            found = ", ".join(f"{shape} {dtype.removeprefix('torch.')}" for shape, dtype in said)
+        own = None if positions is None else _runs(positions)
+        with answering():
+            dist.all_gather_object(said, (tuple(X.shape), str(X.dtype), own), group=group)
+        others = {(shape[:-2], shape[-1:], dtype) for shape, dtype, _own in said}
+        if len(others) > 1 or any(len(shape) < 2 or not math.prod(shape) for shape, _dtype, _own in said):
+            found = ", ".join(f"{shape} {dtype.removeprefix('torch.')}" for shape, dtype, _own in said)
             raise ShapeError(
                 "every process must hold at least one token (*batch, n, d), with the same batch, d and dtype; they "
                 f"hold {found}.",
                 field="X",
             )
-        return cls(group=group, rank=dist.get_rank(group), lengths=tuple(shape[-2] for shape, _dtype in said))
+        lengths, pieces = [shape[-2] for shape, _dtype, _own in said], [own for *_about, own in said]
+        if all(own is None for own in pieces):
+            ends = list(itertools.accumulate(lengths))
+            pieces = [(range(end - n, end),) for n, end in zip(lengths, ends, strict=True)]
+        _check_pieces(pieces, lengths)
+        return cls(group=group, rank=dist.get_rank(group), pieces=tuple(pieces))
 
-    def rows(self, rank: int) -> slice:
-        """Return which tokens of the sequence a process holds."""
-        start = sum(self.lengths[:rank])
-        return slice(start, start + self.lengths[rank])
+    @classmethod
+    def even(cls, group: "dist.ProcessGroup | None", n: int, *, causal: bool) -> "TokenRing":
+        """Share out the tokens of a sequence that all processes know, so that each does as much as the others."""
+        rank, size = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+        return cls(group=group, rank=rank, pieces=even_pieces(n, size, causal=causal))
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """How many tokens each process holds."""
+        return tuple(sum(map(len, own)) for own in self.pieces)
+
+    @property
+    def positions(self) -> Int[Tensor, " n"]:
+        """Where the tokens of this process lie in the sequence."""
+        return torch.cat([torch.arange(piece.start, piece.stop) for piece in self.pieces[self.rank]])
+
+    def whole(self, x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch m"]:
+        """Return the numbers of all tokens of the sequence, given those of this process's."""
+        found = x.new_zeros(*x.shape[:-1], sum(self.lengths))
+        found[..., self.positions.to(x.device)] = x
+        return self.sum(found)
 
     def sum(self, x: Tensor) -> Tensor:
         """Add up over all processes; all have the same result, bit by bit."""
+        if self.group is None:
+            return x
         total = x.clone()
-        with _answering():
+        with answering():
             dist.all_reduce(total, group=self.group)
         return total
 
     def agreed(self, number: int) -> int:
         """Return what the first process says."""
         said = [number]
-        with _answering():
+        with answering():
             dist.broadcast_object_list(said, src=dist.get_global_rank(self.group, 0), group=self.group)
         return said[0]
 
     def draw(self, like: Float[Tensor, "*batch n d"], generator: torch.Generator | None) -> Tensor:
-        """Draw the part of a Gaussian vector; the whole does not depend on how many processes there are."""
-        mine, parts = self.rows(self.rank), []
-        for start in range(0, sum(self.lengths), DRAWN_ROWS):
-            shape = (*like.shape[:-2], DRAWN_ROWS, like.shape[-1])
+        """Draw the part of a Gaussian vector; the whole does not depend on how tokens are shared out.
+
+        That of one sequence is what one process would draw.
+        """
+        found, own, count = like.new_empty(like.shape, device="cpu"), self.positions, sum(self.lengths)
+        for start in range(0, count, DRAWN_ROWS):
+            shape = (*like.shape[:-2], min(DRAWN_ROWS, count - start), like.shape[-1])
             block = torch.randn(shape, dtype=like.dtype, generator=generator)
-            parts.append(block[..., max(mine.start - start, 0) : max(mine.stop - start, 0), :])
-        return torch.cat(parts, dim=-2).to(like.device)
+            (here,) = torch.where((own >= start) & (own < start + DRAWN_ROWS))
+            found[..., here, :] = block[..., own[here] - start, :]
+        return found.to(like.device)
 
     def trade(self, step: int, sent: list[tuple[int, Tensor]], received: list[tuple[int, Tensor]]) -> list[Any]:
         """Begin to send tensors to processes and to receive others; return what to wait for."""
@@ -105,14 +140,29 @@ class TokenRing:
             for what, some in ((dist.isend, sent), (dist.irecv, received))
             for peer, x in some
         ]
-        with _answering():
+        with answering():
             return dist.batch_isend_irecv(operations) if operations else []
 
     def wait(self, pending: list[Any]) -> None:
         """Wait for tensors on their way."""
-        with _answering():
+        with answering():
             for work in pending:
                 work.wait()
+
+
+def even_pieces(n: int, size: int, *, causal: bool) -> tuple[tuple[range, ...], ...]:
+    """Return which tokens each process holds, so that all have as much to do.
+
+    Under a causal mask later tokens see more: each process then has two pieces, as far from either end.
+    """
+    if n < size:
+        raise ShapeError(
+            f"a sequence of {n} tokens cannot be shared out over {size} processes; give longer ones.", field="lengths"
+        )
+    count = 2 * size if causal and n >= 2 * size else size
+    cuts = [i * n // count for i in range(count + 1)]
+    every = [range(start, stop) for start, stop in itertools.pairwise(cuts)]
+    return tuple((every[i], *every[count - 1 - i : count - i]) if count > size else (every[i],) for i in range(size))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -141,8 +191,9 @@ class RingAttention:
         if sink is not None:
             total.copy_(sink[..., None, None].expand(total.shape))
         for peer, (k, v), _home in self._visits(self.k, self.v):
-            for rows, columns in self._tiles(peer):
-                S, _slope = self._scores(peer, k, rows, columns)
+            for tile in self._tiles(peer):
+                rows, columns = tile.rows, tile.columns
+                S, _slope = self._scores(k, tile)
                 before, here = total[:, :, rows], S.logsumexp(-1, keepdim=True)
                 after = torch.logaddexp(before, here)
                 shift = after.masked_fill(torch.isneginf(after), 0.0)  # rows that have seen nothing yet
@@ -156,8 +207,9 @@ class RingAttention:
         dq = dq.reshape(self.q.shape)
         moved, mean = torch.zeros_like(self.o), torch.zeros_like(self.log_sum_exp)
         for peer, (k, v, k_moved, v_moved), _home in self._visits(self.k, self.v, dk, dv):
-            for rows, columns in self._tiles(peer):
-                P, slope = self._weights(peer, k, rows, columns)
+            for tile in self._tiles(peer):
+                rows, columns = tile.rows, tile.columns
+                P, slope = self._weights(k, tile)
                 left, mine = dq[:, :, rows].flatten(1, 2), self.q[:, :, rows].flatten(1, 2)
                 dS = add_product(torch.bmm(left, k[:, columns].mT), mine, k_moved[:, columns].mT).view(P.shape)
                 dS = P * dS if slope is None else P * dS * slope
@@ -173,8 +225,9 @@ class RingAttention:
         dk_home, dv_home = torch.zeros_like(self.k), torch.zeros_like(self.v)
         for peer, (k, v), home in self._visits(self.k, self.v):
             dk, dv = (dk_home, dv_home) if peer == self.ring.rank else (torch.zeros_like(k), torch.zeros_like(v))
-            for rows, columns in self._tiles(peer):
-                P, slope = self._weights(peer, k, rows, columns)
+            for tile in self._tiles(peer):
+                rows, columns = tile.rows, tile.columns
+                P, slope = self._weights(k, tile)
                 G, mine = g[:, :, rows].flatten(1, 2), self.q[:, :, rows].flatten(1, 2)
                 dS = torch.bmm(G, v[:, columns].mT).view(P.shape).sub_(mean[:, :, rows]).mul_(P)
                 dS = (dS if slope is None else dS.mul_(slope)).flatten(1, 2)
@@ -194,9 +247,22 @@ class RingAttention:
         }
         return dataclasses.replace(self, **some)
 
+    @property
+    def scores(self) -> int:
+        """How many scores of the sequence this process computes in every product, tiles being computed whole."""
+        every = range(len(self.ring.pieces))
+        return sum(
+            (tile.rows.stop - tile.rows.start) * (tile.columns.stop - tile.columns.start)
+            for peer in every
+            for tile in self._tiles(peer)
+        )
+
     def _sees(self, rank: int, peer: int) -> bool:
         """Tell whether some query of a process sees a key of another."""
-        rows, columns = self.ring.rows(rank), self.ring.rows(peer)
+        return any(self._seen(rows, columns) for rows in self.ring.pieces[rank] for columns in self.ring.pieces[peer])
+
+    def _seen(self, rows: range, columns: range) -> bool:
+        """Tell whether some query at consecutive positions sees a key at others."""
         if self.causal and columns.start >= rows.stop:
             return False
         gap = max(rows.start - columns.stop, columns.start - rows.stop) + 1
@@ -233,35 +299,27 @@ class RingAttention:
 
             yield peer, there if there else own, home
 
-    def _tiles(self, peer: int) -> Iterator[tuple[slice, slice]]:
+    def _tiles(self, peer: int) -> Iterator["_Tile"]:
         """Yield rows here and columns there that are not hidden from each other, a tile at a time."""
-        if not self._sees(self.ring.rank, peer):
-            return
-        first, then = self.ring.rows(self.ring.rank).start, self.ring.rows(peer).start
         side = max(16, math.isqrt(TILE // (self.q.shape[0] * self.q.shape[1])))
-        reach = math.inf if self.window is None else self.window - 1
-        for row in range(0, self.ring.lengths[self.ring.rank], side):
-            rows = slice(row, min(row + side, self.ring.lengths[self.ring.rank]))
-            for column in range(0, self.ring.lengths[peer], side):
-                columns = slice(column, min(column + side, self.ring.lengths[peer]))
-                behind = first + rows.start - (then + columns.stop - 1)  # the least distances on either side
-                before = then + columns.start - (first + rows.stop - 1)
-                if behind <= reach and before <= (0 if self.causal else reach):
-                    yield rows, columns
+        for (rows, i), (columns, j) in itertools.product(
+            _cut(self.ring.pieces[self.ring.rank], side), _cut(self.ring.pieces[peer], side)
+        ):
+            if self._seen(i, j):
+                yield _Tile(rows=rows, columns=columns, i=i, j=j)
 
-    def _scores(self, peer: int, k: Tensor, rows: slice, columns: slice) -> tuple[Tensor, Tensor | None]:
+    def _scores(self, k: Tensor, tile: "_Tile") -> tuple[Tensor, Tensor | None]:
         """Return a tile of scores ``(stack, shared, rows, columns)``, and the slope of their soft cap."""
-        q = self.q[:, :, rows]
-        S = torch.bmm(q.flatten(1, 2), k[:, columns].mT).view(*q.shape[:-1], -1)
+        q = self.q[:, :, tile.rows]
+        S = torch.bmm(q.flatten(1, 2), k[:, tile.columns].mT).view(*q.shape[:-1], -1)
         slope = None
         if self.softcap is not None:
             S = S.div_(self.softcap).tanh_()
             slope = 1 - S.square()
             S = S.mul_(self.softcap)
-        first, then = self.ring.rows(self.ring.rank).start, self.ring.rows(peer).start
-        rows, columns = (slice(at.start + by, at.stop + by) for at, by in ((rows, first), (columns, then)))
+        rows, columns = tile.i, tile.j
         if self.bias is not None:
-            self.bias(S, rows, columns)
+            self.bias(S, slice(rows.start, rows.stop), slice(columns.start, columns.stop))
         reach = math.inf if self.window is None else self.window - 1
         least, most = columns.start - (rows.stop - 1), columns.stop - 1 - rows.start
         if (self.causal and most > 0) or max(-least, most) > reach:
@@ -271,9 +329,52 @@ class RingAttention:
             S.masked_fill_(hidden | (offset > 0) if self.causal else hidden, -math.inf)
         return S, slope
 
-    def _weights(self, peer: int, k: Tensor, rows: slice, columns: slice) -> tuple[Tensor, Tensor | None]:
-        S, slope = self._scores(peer, k, rows, columns)
-        return S.sub_(self.log_sum_exp[:, :, rows]).exp_(), slope
+    def _weights(self, k: Tensor, tile: "_Tile") -> tuple[Tensor, Tensor | None]:
+        S, slope = self._scores(k, tile)
+        return S.sub_(self.log_sum_exp[:, :, tile.rows]).exp_(), slope
+
+
+class _Tile(NamedTuple):
+    """Some rows of queries here and columns of keys there, and the positions of both in the sequence."""
+
+    rows: slice
+    columns: slice
+    i: range
+    j: range
+
+
+def _cut(pieces: tuple[range, ...], side: int) -> Iterator[tuple[slice, range]]:
+    """Cut the pieces of a process: yield places among its tokens, and their positions in the sequence."""
+    first = 0
+    for piece in pieces:
+        for start in range(0, len(piece), side):
+            part = piece[start : start + side]
+            yield slice(first + start, first + start + len(part)), part
+        first += len(piece)
+
+
+def _runs(positions: Int[Tensor, " n"]) -> tuple[range, ...]:
+    """Return positions as runs of consecutive ones; none if they are no row of whole numbers."""
+    if positions.ndim != 1 or positions.is_floating_point() or not len(positions):
+        return ()
+    (breaks,) = torch.where(positions.diff() != 1)
+    starts = [0, *(breaks + 1).tolist()]
+    found = positions.tolist()
+    return tuple(range(found[i], found[i] + j - i) for i, j in itertools.pairwise([*starts, len(found)]))
+
+
+def _check_pieces(pieces: Sequence[Any], lengths: Sequence[int]) -> None:
+    """Refuse positions that are not those of one sequence: the same on all processes."""
+    counts = [own and sum(map(len, own)) for own in pieces]
+    flat = sorted((piece for own in pieces if own is not None for piece in own), key=lambda piece: piece.start)
+    stops = [0, *(piece.stop for piece in flat)]
+    if counts != list(lengths) or [piece.start for piece in flat] != stops[:-1]:
+        raise AssumptionError(
+            f"the positions of all processes together must be 0 to {sum(lengths) - 1}, each once, one for each token; "
+            f"they hold {', '.join(map(str, lengths))} tokens, and {', '.join(map(str, counts))} positions from "
+            f"{flat[0].start if flat else 'nowhere'} to {stops[-1] - 1}.",
+            field="positions",
+        )
 
 
 class _Ring(torch.autograd.Function):
@@ -317,6 +418,7 @@ def ring_sdpa(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    positions: Int[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "... n v"]:
     """Return attention of a sequence over the processes of a group: this one's queries see the keys of all."""
     if query.shape[-2] != key.shape[-2] or query.ndim != key.ndim or key.ndim < 2 + enable_gqa:
@@ -326,7 +428,7 @@ def ring_sdpa(
         )
     if not enable_gqa and query.shape[:-2] != key.shape[:-2]:
         raise AssumptionError("over a group, batch axes must be equal; expand them, or give enable_gqa=True.")
-    ring, n = TokenRing.of(group, query), query.shape[-2]
+    ring, n = TokenRing.of(group, query, positions), query.shape[-2]
     q = query * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     shared = query.shape[-3] // key.shape[-3] if enable_gqa else 1
     k, v = (x.reshape(-1, n, x.shape[-1]) for x in (key, value))

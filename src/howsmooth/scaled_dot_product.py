@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
@@ -59,6 +59,7 @@ def sdpa(
     enable_gqa: bool = False,
     *,
     group: Any = None,
+    positions: Int[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "... n_q v"]:
     r"""Return :math:`\mathrm{softmax}(s\,qk^\top + m)\,v`, with exact derivatives of every order.
 
@@ -82,9 +83,12 @@ def sdpa(
         is_causal: Whether query i sees keys 0 to i only.
         scale: The factor s; :math:`1/\sqrt k` by default.
         enable_gqa: Whether several heads (the third axis from the end) of the queries share one of the keys.
-        group: A process group of ``torch.distributed`` whose processes hold consecutive parts of one sequence, in the
-            order of their ranks and of any length: queries of this process see the keys of all. Derivatives are those
-            of first order, in forward and reverse mode; all processes must take part in each.
+        group: A process group of ``torch.distributed`` whose processes hold parts of one sequence, of any length:
+            queries of this process see the keys of all. Derivatives are those of first order, in forward and reverse
+            mode; all processes must take part in each.
+        positions: With a group, where the tokens of this process lie in the sequence, which causal masks go by;
+            consecutive parts in the order of ranks by default. Of tensors that a load balancer of
+            ``torch.distributed.tensor.experimental.context_parallel`` shared out, ``torch.arange(n)`` shared out alike.
 
     Raises:
         ShapeError: If shapes do not fit together.
@@ -96,7 +100,11 @@ def sdpa(
 
         if attn_mask is not None or dropout_p > 0:
             raise AssumptionError("over a group, attention knows causal masks, and no dropout.", field="group")
-        return ring_sdpa(query, key, value, group, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+        return ring_sdpa(
+            query, key, value, group, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa, positions=positions
+        )
+    if positions is not None:
+        raise AssumptionError("positions are those of tokens that a group shares out; give group.", field="positions")
     given = [x for x in (query, key, value, attn_mask) if x is not None]
     compiled, transformed = torch.compiler.is_compiling(), inside_transform()
     plain = not transformed if compiled else not recorded(*given)

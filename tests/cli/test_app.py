@@ -129,16 +129,6 @@ def test_a_shell_completes_commands_and_options(howsmooth, monkeypatch):
     assert howsmooth().out.split() == ["--lengths"]
 
 
-def test_torchrun_is_refused_in_one_sentence_that_says_what_shares_out_a_sequence(howsmooth, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    refused = howsmooth("measure")
-    assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1)
-    assert "hs.local_lipschitz(f, X, group=…)" in refused.err
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    assert howsmooth("--version").code == 0
-
-
 def test_what_goes_on_is_said_at_once_and_now_and_then(monkeypatch, capsys):
     monkeypatch.setattr(sys, "__stderr__", sys.stderr)
     monkeypatch.setattr(printing, "EVERY", 0.01)

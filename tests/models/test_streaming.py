@@ -1,5 +1,7 @@
 """Models whose blocks come from their files: the same numbers as in memory, each block read once, clear refusals."""
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -77,6 +79,85 @@ def test_maps_and_weights_are_those_of_the_model_in_memory(both):
     assert torch.equal(plain.layer(1).closed_form.value, streamed.layer(1).closed_form.value)
 
 
+LLAMA = {
+    **dict.fromkeys(["attn_norm.weight", "ffn_norm.weight"], (32,)),
+    **dict.fromkeys(["attn_q.weight", "attn_output.weight"], (32, 32)),
+    **dict.fromkeys(["attn_k.weight", "attn_v.weight"], (16, 32)),
+    **dict.fromkeys(["ffn_gate.weight", "ffn_up.weight"], (64, 32)),
+    "ffn_down.weight": (32, 64),
+}
+GPT2 = {
+    **{f"{norm}.{what}": (32,) for norm in ("attn_norm", "ffn_norm") for what in ("weight", "bias")},
+    **{"attn_qkv.weight": (96, 32), "attn_qkv.bias": (96,), "attn_output.weight": (32, 32), "attn_output.bias": (32,)},
+    **{"ffn_up.weight": (128, 32), "ffn_up.bias": (128,), "ffn_down.weight": (32, 128), "ffn_down.bias": (32,)},
+}
+ENDS = {
+    "llama": {"token_embd.weight": (40, 32), "output_norm.weight": (32,)},
+    "untied": {"token_embd.weight": (40, 32), "output_norm.weight": (32,), "output.weight": (40, 32)},
+    "gpt2": {
+        "token_embd.weight": (40, 32),
+        "position_embd.weight": (1024, 32),
+        "output_norm.weight": (32,),
+        "output_norm.bias": (32,),
+    },
+}
+
+
+def _gguf(path, kind, without=()):
+    """Write a little model of two blocks, its matrices in eight bits."""
+    architecture = "gpt2" if kind == "gpt2" else "llama"
+    writer, rng = gguf.GGUFWriter(str(path), architecture), np.random.default_rng(0)
+    sizes = {"block_count": 2, "context_length": 24, "embedding_length": 32, "feed_forward_length": 64, "head_count": 2}
+    if architecture == "llama":
+        sizes |= {"head_count_kv": 1, "rope_dimension_count": 16, "vocab_size": 40, "layer_norm_rms_eps": 1e-5}
+    else:
+        sizes |= {"layer_norm_eps": 1e-5}
+    for name, value in (sizes | {"bos_token_id": 26, "eos_token_id": 27}).items():
+        getattr(writer, f"add_{name}")(value)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([chr(97 + i) for i in range(26)] + ["<s>", "</s>", "ab", "cd"] + [f"t{i}" for i in range(10)])
+    writer.add_token_types([1] * 40)
+    writer.add_token_merges(["a b", "c d"])
+    parts = GPT2 if kind == "gpt2" else LLAMA
+    shapes = ENDS[kind] | {f"blk.{i}.{name}": shape for i in range(2) for name, shape in parts.items()}
+    for name, shape in shapes.items():
+        if name in without:
+            continue
+        x = rng.standard_normal(shape).astype(np.float32) / 3
+        if len(shape) == 1:
+            writer.add_tensor(name, x)
+        else:
+            eight = gguf.GGMLQuantizationType.Q8_0
+            writer.add_tensor(name, gguf.quants.quantize(x, eight), raw_dtype=eight)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_gguf_files_are_dequantised_tensor_by_tensor(kind, tmp_path):
+    path = _gguf(tmp_path / "model.gguf", kind)
+    plain, streamed = (hs.load(path, streamed=how) for how in (False, True))
+    assert streamed.digest == plain.digest
+    assert next(streamed.module.parameters()).device.type == "meta"
+    there, here = plain.activations(TOKENS % 40), streamed.activations(TOKENS % 40)
+    for layer, name in ((0, "attention"), (1, "block"), (0, "model")):
+        _equal(there, here, layer, name)
+    assert "the weights of the GGUF file are dequantised" in streamed.notes
+
+
+def test_gguf_files_that_lack_a_tensor_are_refused(tmp_path, monkeypatch):
+    path = _gguf(tmp_path / "model.gguf", "llama", without=["blk.1.ffn_up.weight"])
+    with pytest.raises(UnsupportedModelError, match=r"'layers.1.mlp.up_proj.weight' is no single tensor"):
+        hs.load(path, streamed=True)
+    monkeypatch.setitem(ENDS["gpt2"], "position_embd.weight", (24, 32))
+    path = _gguf(tmp_path / "model.gguf", "gpt2")
+    with pytest.raises(UnsupportedModelError, match=r"'position_embd.weight' has the shape \(24, 32\), but its header"):
+        hs.load(path, streamed=True)
+
+
 def test_batches_go_through_every_block_together(llama):
     streamed = hs.load(llama, streamed=True)
     batches = [streamed.activations(TOKENS[:, :n]) for n in (3, 5, 7)]
@@ -114,8 +195,10 @@ def test_families(module, tmp_path):
 
 def test_measure_streams_and_resumes(llama, tmp_path, monkeypatch):
     settings = {"token_ids": [list(range(6)), list(range(9))], "layers": [0, 2], "per_head": True, "rtol": 0.01}
-    there = hs.measure(str(llama), streamed=False, **settings)
-    here = hs.measure(str(llama), streamed=True, out=tmp_path, **settings)
+    there = hs.measure(str(llama), streamed=False, out=tmp_path / "there", **settings)
+    here = hs.measure(str(llama), streamed=True, out=tmp_path / "here", **settings)
+    compared = hs.compare(tmp_path / "there", tmp_path / "here")
+    assert [row.ratio.value for row in compared.rows] == [1.0] * 2
     assert [record.answer for record in here.records] == [record.answer for record in there.records]
     assert [layer.ladder.bounds for layer in here.layers] == [layer.ladder.bounds for layer in there.layers]
     assert any("block by block" in note for note in here.notes)
@@ -124,7 +207,7 @@ def test_measure_streams_and_resumes(llama, tmp_path, monkeypatch):
         raise AssertionError("a block was read")
 
     monkeypatch.setattr("howsmooth.models.loading.weight_files.WeightFiles.fill", unread)
-    again = hs.measure(str(llama), streamed=True, out=tmp_path, **settings)
+    again = hs.measure(str(llama), streamed=True, out=tmp_path / "here", **settings)
     assert [record.answer for record in again.records] == [record.answer for record in here.records]
 
 

@@ -1,6 +1,7 @@
 """Four processes that share out a sequence; each writes what it measured. Started by test_over_processes.py."""
 
 import datetime
+import functools
 import json
 import os
 import signal
@@ -11,6 +12,8 @@ from dataclasses import replace
 
 import torch
 import torch.distributed as dist
+from torch.autograd import forward_ad
+from torch.distributed.tensor.experimental import context_parallel
 
 import howsmooth as hs
 from howsmooth.errors import HowsmoothError
@@ -56,20 +59,21 @@ def maps():
     }
 
 
-def by_sdpa(f, group=None):
+def by_sdpa(f, group=None, positions=None):
     """Return causal attention without biases as any user would write it."""
 
     def attention(X):
         q, k, v = (
             (X @ w.to(X).flatten(0, 1).mT).unflatten(-1, (-1, 4)).transpose(-2, -3) for w in (f.query, f.key, f.value)
         )
-        return hs.sdpa(q, k, v, is_causal=True, enable_gqa=True, group=group).transpose(-2, -3).flatten(-2)
+        found = hs.sdpa(q, k, v, is_causal=True, enable_gqa=True, group=group, positions=positions)
+        return found.transpose(-2, -3).flatten(-2)
 
     return attention
 
 
-def measured(f, X, group):
-    found = hs.local_lipschitz(f, X, group=group, seed=0, rtol=0.1)
+def measured(f, X, group, positions=None):
+    found = hs.local_lipschitz(f, X, group=group, positions=positions, seed=0, rtol=0.1)
     return {"lower": found.lower.tolist(), "upper": found.upper.tolist(), "size": found.direction.square().sum().item()}
 
 
@@ -83,6 +87,41 @@ def results(rank, size, group):
     return found
 
 
+# The same shares as those of three processes, piece by piece from other places.
+LAYOUT = (([22],), (range(10, 13), range(3), range(15, 22), [9]), ([14, 13], range(3, 9)))
+PLACED = ("plain", "window", "both sides", "sink", "block", "callable")
+
+
+def placed(rank, group):
+    """Measure maps over three processes that hold tokens from here and there."""
+    positions = torch.tensor([place for piece in LAYOUT[rank] for place in piece])
+    known = maps() | {"callable": by_sdpa(maps()["plain"], group, positions)}
+    X = tokens()[:, positions]
+    return {name: measured(known[name], X, group, positions) for name in PLACED}
+
+
+def context_parallel_errors(rank, group):
+    """Return how far attention of tensors that torch shared out, and its derivatives, are from those of one process."""
+    n, heads = 6 * PROCESSES, 2
+    whole = [drawn(1, heads, n, 4, seed=20 + i).requires_grad_() for i in range(3)]
+    change, g = [drawn(1, heads, n, 4, seed=30 + i) for i in range(3)], drawn(1, heads, n, 4, seed=40)
+    o, do = torch.func.jvp(functools.partial(hs.sdpa, is_causal=True), tuple(whole), tuple(change))
+    gradients = torch.autograd.grad(hs.sdpa(*whole, is_causal=True), whole, g)
+    positions, parts = torch.arange(n), [x.detach().clone() for x in (*whole, *change, g)]
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (PROCESSES,))
+    with context_parallel(mesh, buffers=[*parts, positions], buffer_seq_dims=[2] * len(parts) + [0]):
+        own = [x.detach().clone().requires_grad_() for x in parts[:3]]
+        attention = functools.partial(hs.sdpa, is_causal=True, group=group, positions=positions)
+        with forward_ad.dual_level():
+            moved = [forward_ad.make_dual(x.detach(), t.clone()) for x, t in zip(own, parts[3:6], strict=True)]
+            there, changed = forward_ad.unpack_dual(attention(*moved))
+        pulled = torch.autograd.grad(attention(*own), own, parts[6].clone())
+        place = positions.clone()
+    pairs = zip((there, changed, *pulled), (o, do, *gradients), strict=True)
+    assert sorted(place.tolist()) != list(range(len(place) * rank, len(place) * (rank + 1)))  # two pieces each
+    return max(float((mine - every[:, :, place]).abs().max()) for mine, every in pairs)
+
+
 def refusals(group, rank):
     """Return what is said of mistakes: the same everywhere, and nobody waits."""
     X, f = tokens()[:, 5 * rank : 5 * rank + 5], maps()["plain"]
@@ -93,6 +132,7 @@ def refusals(group, rank):
         (masked, X, {}),
         (f, X, {"metric": "token"}),
         (hs.maps.Pooling.mean(n=5, like=X), X, {}),
+        (f, X, {"positions": torch.arange(5)}),
     ):
         try:
             hs.local_lipschitz(g, Y, group=group, **options)
@@ -109,10 +149,12 @@ def take_part(rank, place):
     dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES, timeout=wait)
     groups = {size: dist.new_group(range(size), timeout=wait) for size in range(1, PROCESSES + 1)}
     found = {"refused": refusals(groups[4], rank), 4: results(rank, 4, groups[4])}
+    found["context parallel"] = context_parallel_errors(rank, groups[4])
     if rank == 3:
         os._exit(1)  # as if it were killed
     for size in range(3, rank, -1):
         found[size] = results(rank, size, groups[size])
+    found["placed"] = placed(rank, groups[3])
     started = time.monotonic()
     try:
         while True:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from spectral import shared_sequence
-from spectral.shared_sequence import FEW, TIMEOUT, D, by_sdpa, maps, tokens
+from spectral.shared_sequence import FEW, PLACED, TIMEOUT, D, by_sdpa, maps, tokens
 
 import howsmooth as hs
+from howsmooth.ring_attention import RingAttention, TokenRing, even_pieces
 
 SRC = Path(hs.__file__).parents[1]
 
@@ -47,6 +48,38 @@ def test_any_number_of_processes_finds_the_same_constant(said, name):
                 assert process[str(size)][name][end] == said[0][str(size)][name][end]
 
 
+@pytest.mark.parametrize("name", PLACED)
+def test_tokens_may_lie_anywhere(said, name):
+    for process in said:
+        for end in ("lower", "upper"):
+            assert process["placed"][name][end] == pytest.approx(said[0]["1"][name][end], rel=1e-12)
+
+
+def test_tensors_that_context_parallel_shared_out_are_taken_as_they_are(said):
+    for process in said:
+        assert process["context parallel"] <= 1e-12
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_two_pieces_each_balance_causal_masks(size, monkeypatch):
+    monkeypatch.setattr("howsmooth.ring_attention.TILE", 2**12)
+
+    def scores(pieces):
+        found = []
+        for rank in range(size):
+            own = torch.zeros(1, sum(map(len, pieces[rank])), 1)
+            ring = TokenRing(group=None, rank=rank, pieces=pieces)
+            parts = {"q": own[None], "k": own, "v": own, "o": own[None], "log_sum_exp": own[None]}
+            found.append(RingAttention(ring=ring, causal=True, **parts).scores)
+        return max(found) * size / sum(found)
+
+    n = 4096
+    even = even_pieces(n, size, causal=True)
+    assert sorted(place for pieces in even for piece in pieces for place in piece) == list(range(n))
+    assert scores(tuple((range(i * n // size, (i + 1) * n // size),) for i in range(size))) > 2 - 1.3 / size
+    assert scores(even) < 1.02
+
+
 def test_single_precision(said):
     for size in "234":
         assert said[0][size]["float32"]["lower"] == pytest.approx(said[0]["1"]["float32"]["lower"], rel=1e-5)
@@ -59,12 +92,16 @@ def test_directions_are_shared_out(said):
 
 def test_mistakes_are_refused_by_all(said):
     for process in said:
-        shapes, mask, metric, pooling = process["refused"]
+        shapes, mask, metric, pooling, positions = process["refused"]
         assert shapes.startswith("ShapeError: every process must hold at least one token")
         assert f"(2, 5, {D - 1}) float64" in shapes
         assert "attention with mask is not shared out" in mask
         assert "in the metric total" in metric
         assert "Pooling is not shared out" in pooling
+        assert "the positions of all processes together must be 0 to 19, each once" in positions
+    for call in (hs.local_lipschitz, lambda f, X, **options: hs.sdpa(X, X, X, **options)):
+        with pytest.raises(hs.errors.AssumptionError, match="that a group shares out; give group"):
+            call(maps()["plain"], tokens(), positions=torch.arange(23))
 
 
 def test_a_lost_process_is_one_clear_error_everywhere(said):

@@ -3,7 +3,6 @@
 import importlib
 import io
 import logging
-import os
 import re
 import sys
 import tomllib
@@ -15,9 +14,10 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from howsmooth import __version__
+from howsmooth.cli import torchrun
 from howsmooth.cli.memory_errors import too_large
 from howsmooth.cli.printing import in_options, one_line, options_by_keyword, say, saying_stages
-from howsmooth.errors import AssumptionError, FileError, HowsmoothError, nearest
+from howsmooth.errors import AssumptionError, ClusterError, FileError, HowsmoothError, nearest
 
 # What ``howsmooth --help`` lists, by the question that it answers, without importing any of them.
 QUESTIONS = {
@@ -150,6 +150,7 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Import the command that is called."""
         name = args[0]
+        torchrun.refuse(name)
         options_by_keyword.clear()
         if name in COMMANDS:
             command = load(name)
@@ -263,10 +264,10 @@ def run() -> None:
             stream.reconfigure(errors="replace")  # a terminal without ≤ shows a question mark
     warnings.showwarning = _show_warning
     try:
-        _refuse_groups()
-        app(prog_name="howsmooth")
+        with torchrun.silence():
+            app(prog_name="howsmooth")
     except HowsmoothError as error:
-        _refuse(str(error))
+        _refuse(str(error), lost=isinstance(error, ClusterError))
     except OSError as error:
         if error.filename is None:
             raise  # of a stream and not of a file, as when nobody reads what is printed
@@ -278,15 +279,10 @@ def run() -> None:
         _refuse(sentence)
 
 
-def _refuse_groups() -> None:
-    """Refuse to do the same work in every process of a group, into the same folder."""
-    if int(os.environ.get("WORLD_SIZE") or 1) > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
-        raise AssumptionError(
-            "torchrun shares out one long sequence in Python alone, by hs.local_lipschitz(f, X, group=…); for the "
-            "command line leave torchrun out, and share out the windows of a run with --workers."
-        )
-
-
-def _refuse(sentence: str) -> None:
-    say(f"howsmooth: {one_line(in_options(sentence))}", err=True)
+def _refuse(sentence: str, *, lost: bool = False) -> None:
+    """Say why a command ends, and end it; of processes that were started together all say that one is lost."""
+    if lost or torchrun.first():
+        say(f"howsmooth: {one_line(in_options(sentence))}", err=True)
+    if lost and torchrun.started():
+        torchrun.leave(MISUSE)
     sys.exit(MISUSE)

@@ -6,6 +6,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 import howsmooth as hs
+from howsmooth.cli import torchrun
 from howsmooth.cli.app import INTERRUPTED, stoppable
 from howsmooth.cli.options import OptionJson, checked, option_groups
 from howsmooth.cli.printing import begin, go_on, print_json, say, visible_console
@@ -89,6 +91,10 @@ class RunOptions:
         """Provide who does the work; other processes have one thread each unless told."""
         from howsmooth.studies.sweep.workers import executor
 
+        if resources.group is not None:
+            from howsmooth.studies.sweep.process_group import in_group
+
+            return nullcontext(lambda work: in_group(work, resources, threads))
         alone = self.scheduler is None and not self.workers
         return executor(
             workers=self.workers,
@@ -158,10 +164,30 @@ class Bounding:
 def measure(measuring: Measuring, options: RunOptions) -> None:
     """Measure the local Lipschitz constant of every attention layer of a model on real text.
 
-    Stopped with Ctrl-C, it keeps what is done, and the same command goes on from there.
+    Stopped with Ctrl-C, it keeps what is done, and the same command goes on from there. `torchrun --nproc-per-node 2 -m
+    howsmooth measure …` shares out the tokens of each sequence over two processes.
 
     Example: howsmooth measure minilm --layers 0,5 --lengths 16,32,64 --sequences 5
     """
+    if not torchrun.started():
+        _measure(measuring, options, None)
+        return
+    torchrun.refuse_options(options)
+    measuring.check()
+
+    from howsmooth.studies.resources import Resources
+    from howsmooth.studies.sweep.process_group import check_settings, serve
+
+    check_settings(measuring)
+    with torchrun.group(measuring.where.device) as group:
+        if torchrun.first():
+            _measure(measuring, options, group)
+        else:
+            serve(Resources(group=group), measuring.where.threads)
+
+
+def _measure(measuring: Measuring, options: RunOptions, group: Any) -> None:
+    """Measure in this process, or as the first one of a group."""
     folder = options.folder(lambda: measuring.folder)
     measuring.check()
     begin(f"Reading {measuring.model}")
@@ -175,8 +201,12 @@ def measure(measuring: Measuring, options: RunOptions) -> None:
 
     from howsmooth.studies.resources import Resources
 
-    resources = Resources()
+    resources = Resources(group=group)
     made = planned(measuring, resources)
+    if group is not None:
+        from howsmooth.studies.sweep.process_group import check_plan
+
+        made = check_plan(made, group)
     for remark in made.subject.remarks:
         say(f"{remark}.", err=True)
     if options.dry_run:

@@ -92,9 +92,8 @@ class ShardedAttention:
     def _attend(self, X: Tensor) -> tuple[RingAttention, Projections]:
         f, order, layout = self.attention, self.attention.positions, self.attention.layout
         require_tokens(X, f.query)
-        mine, n = self.ring.rows(self.ring.rank), X.shape[-2]
-        places = torch.arange(mine.start, mine.stop, device=X.device)
-        rotary = None if order.rotary is None else dataclasses.replace(order.rotary, positions=places)
+        n, own = X.shape[-2], self.ring.positions.to(X.device)
+        rotary = None if order.rotary is None else dataclasses.replace(order.rotary, positions=own)
         # weights that sum to one let the bias of values through, with a sink they do not
         bias = None if f.sink is None else f.value_bias
         q, k, v, projections = f._project(X, NO_TRANSFORMS, f.value, rotary, value_bias=bias)

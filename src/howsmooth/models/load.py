@@ -58,9 +58,9 @@ def load(
         dtype: The dtype to compute in; by default that of the model, but float32 for models in half precision.
         tokenizer: A tokenizer of the transformers library, or a folder or hub id that has one, for a model without.
         family: The family of the model, if its config.json does not name one.
-        streamed: Whether weights stay in their safetensors files and come into memory one block at a time, for models
-            larger than memory; by default where they would take more than a third of the memory that is free. What
-            needs the whole model at once (attacks on words, certificates, budgets) then refuses.
+        streamed: Whether weights stay in their files (safetensors or GGUF) and come into memory one block at a time,
+            for models larger than memory; by default where they would take more than a third of the memory that is
+            free. What needs the whole model at once (attacks on words, certificates, budgets) then refuses.
 
     Raises:
         UnsupportedModelError: If nothing can be loaded under this name, or the model has no attention.

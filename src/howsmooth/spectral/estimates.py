@@ -17,6 +17,7 @@ from howsmooth.errors import AssumptionError, ContradictionError
 from howsmooth.markup import frame, paragraph, shaded, strict_json, table
 from howsmooth.proof_files import lower_claim, write_proof
 from howsmooth.rounding import PROOF_ROOM
+from howsmooth.spectral.operators import of_all_tokens
 from howsmooth.wording import at_least, at_most, number, percent, rounded
 
 # The number of words in a line of plain text.
@@ -284,7 +285,7 @@ def gravest(statuses: Iterable[Status]) -> Status:
 
 def _shares(vectors: Tensor, batch_axes: int) -> Tensor:
     squares = vectors.square()
-    squares = squares.flatten(batch_axes + 1).sum(-1) if vectors.ndim > batch_axes + 1 else squares
+    squares = of_all_tokens(squares.flatten(batch_axes + 1).sum(-1) if vectors.ndim > batch_axes + 1 else squares)
     sums = squares.sum(-1, keepdim=True)  # one, but for metrics in which directions are longer
     return squares / torch.where(sums > 0, sums, 1.0)
 

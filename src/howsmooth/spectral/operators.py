@@ -207,10 +207,20 @@ def dimension(shape: tuple[int, ...]) -> int:
     return math.prod(shape) if ring is None else math.prod(shape) // shape[0] * sum(ring.lengths)
 
 
+def of_all_tokens(x: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch m"]:
+    """Return one number for each token of the sequence, if processes share out its tokens; what is given otherwise."""
+    ring = _RING.get()
+    return x if ring is None else ring.whole(x)
+
+
 def norms(x: Tensor, batch: tuple[int, ...]) -> Float[Tensor, "*batch"]:
     """Return the Euclidean norm of each vector of the batch, in float64, whatever the size of the numbers."""
-    found = _norms_here(x, batch)
-    return found if _RING.get() is None else summed(found.square()).sqrt()
+    return norm_of_parts(_norms_here(x, batch))
+
+
+def norm_of_parts(norm: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
+    """Return the norms of vectors, given those of the parts that this process holds."""
+    return norm if _RING.get() is None else summed(norm.square()).sqrt()
 
 
 def _norms_here(x: Tensor, batch: tuple[int, ...]) -> Float[Tensor, "*batch"]:

@@ -67,6 +67,7 @@ def local_lipschitz(
     max_steps: int = 200,
     seed: Seed | None = None,
     group: Any = None,
+    positions: Tensor | None = None,
 ) -> NormEstimate:
     r"""Measure the local Lipschitz constant :math:`\|D_X f\|_2` of ``f`` at the tokens ``X``.
 
@@ -91,10 +92,12 @@ def local_lipschitz(
         max_steps: When to give up; two products each.
         seed: Seeds the random start; torch's global generator by default.
         group: A process group of ``torch.distributed`` that shares out the tokens of one sequence: ``X`` are this
-            process's, those of lower ranks come before. All processes call this with the same map and settings, and
-            get the same two ends; direction and response are those of their tokens. ``f`` is softmax attention, a
-            composition of it with maps on single tokens, or a callable that talks to the other processes itself, as
-            ``hs.sdpa(…, group=group)`` does; it is measured as it computes.
+            process's. All processes call this with the same map and settings, and get the same two ends; direction
+            and response are those of their tokens. ``f`` is softmax attention, a composition of it with maps on single
+            tokens, or a callable that talks to the other processes itself, as ``hs.sdpa(…, group=group)`` does; it is
+            measured as it computes.
+        positions: With a group, where the tokens of this process lie in the sequence; without, those of lower ranks
+            come before.
 
     Raises:
         ClusterError: If a process of the group is lost.
@@ -110,7 +113,10 @@ def local_lipschitz(
     check_solver(rtol=rtol, confidence=chance, max_steps=max_steps)  # before f is evaluated, which may take long
     X = tokens_for(X, f)
     if group is not None:
-        return _over_group(f, X, group, metrics, rtol, confidence, certify, max_steps, generator)
+        ring = TokenRing.of(group, X, positions)
+        return _over_group(f, X, ring, metrics, rtol, confidence, certify, max_steps, generator)
+    if positions is not None:
+        raise AssumptionError("positions are those of tokens that a group shares out; give group.", field="positions")
     op = linearise(f, X)
     if metrics.depend_on_tokens:
         metrics = metrics_at(op, metrics, X, f(X))
@@ -147,7 +153,7 @@ def local_lipschitz(
 def _over_group(
     f: Any,
     X: Tensor,
-    group: Any,
+    ring: TokenRing,
     metrics: Metrics,
     rtol: float,
     confidence: float,
@@ -158,7 +164,6 @@ def _over_group(
     """Measure at tokens that processes share out: vectors are shared out likewise, and inner products added up."""
     if metrics.input is not total or metrics.output is not total:
         raise AssumptionError("over a group, perturbations are measured in the metric total.", field="metric")
-    ring = TokenRing.of(group, X)
     if isinstance(f, Shardable):
         f = f.sharded(ring)
     elif isinstance(f, Differentiable):

@@ -25,9 +25,11 @@ from howsmooth.spectral.operators import (
     check_operator,
     compressed,
     constrained,
+    dimension,
     norms,
     random_start,
     require_finite_products,
+    summed,
     unit,
 )
 from howsmooth.spectral.solver_settings import check_confidence
@@ -213,8 +215,8 @@ def typical_gain_of(
     generator = generator_from(seed)
     # Why not in the whole space: the smaller operator has the same Frobenius norm, and its squares scatter less.
     core, embed = compressed(op)
-    free, size = _dimensions(op), math.prod(core.domain)
-    if size <= samples:
+    free, size = _dimensions(op), dimension(core.domain)
+    if size == math.prod(core.domain) <= samples:  # vectors of the basis are not shared out over processes
         gains = torch.stack(
             [norms(core.jvp(basis_vector(core, core.domain, place)), op.batch) for place in range(size)]
         )
@@ -231,7 +233,7 @@ def typical_gain_of(
     directions = [direction]
     for _sample in range(samples):
         v = embed(random_start(core, generator))
-        overlap = (v * direction).reshape(*op.batch, -1).sum(-1)
+        overlap = summed((v * direction).reshape(*op.batch, -1).sum(-1))
         directions.append(unit(v - broadcast(overlap, v) * direction, op.batch))
     gains = torch.stack([norms(op.jvp(v), op.batch) for v in directions])
     require_finite_products(gains)

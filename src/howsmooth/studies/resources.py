@@ -19,7 +19,9 @@ from howsmooth.models.inputs.model_inputs import Inputs, inputs
 from howsmooth.models.inputs.sources import Source, read_source
 from howsmooth.models.load import load
 from howsmooth.models.loading.pretrained import tokenizer_named
+from howsmooth.models.shared_sequence import SharedSequence
 from howsmooth.models.transformer import Transformer
+from howsmooth.ring_attention import TokenRing
 from howsmooth.spectral.operators import Differentiable
 from howsmooth.studies.asks import AboutHead, Ask, AtText
 from howsmooth.studies.json_values import fingerprint
@@ -33,8 +35,13 @@ MODELS = 2
 class Resources:
     """What asks need beside themselves. Belongs to an executor; nothing of it outlives :meth:`release`."""
 
-    def __init__(self, transformers: Iterable[Transformer] = ()) -> None:
-        """Begin with models that are in memory already; some of them no name leads to."""
+    def __init__(self, transformers: Iterable[Transformer] = (), group: Any = None) -> None:
+        """Begin with models that are in memory already; some of them no name leads to.
+
+        With a process group, the tokens of every sequence are shared out over its processes.
+        """
+        self.group = group
+        self._shared: dict[Any, SharedSequence] = {}
         self._given = {transformer.name: transformer for transformer in transformers}
         self._expected: list[Sequence[Ask]] = []
         self._streamed: dict[Any, Activations] = {}
@@ -54,6 +61,7 @@ class Resources:
         self._models.clear()
         self._expected.clear()
         self._streamed.clear()
+        self._shared.clear()
         for cache in (self._read, self._inputs, self._activations, self._once, self._latest):
             cache.cache_clear()
 
@@ -144,6 +152,18 @@ class Resources:
             raise AssumptionError("a map without a closed form is measured at all windows of its batch.")
         return f, X[rows]
 
+    def shared(self, batch: Sequence[AtText]) -> SharedSequence:
+        """Return the sequences of a batch, whose tokens the processes of the group share out."""
+        run = ask, indices = _run_of(batch)
+        if run not in self._shared:
+            if not ask.where.streamed:  # where blocks come one by one, all batches go through each together
+                self._shared.clear()
+            transformer, tokens = self._tokens(ask, indices)
+            causal = any(part.attention is not None and part.attention.positions.causal for part in transformer.layers)
+            ring = TokenRing.even(self.group, tokens.shape[-1], causal=causal)
+            self._shared[run] = SharedSequence(transformer, tokens, ring)
+        return self._shared[run]
+
     def attention(self, ask: AboutHead) -> Attention:
         """Return the attention map that an ask names: from matrices, or a part of a layer of a model."""
         if ask.A:
@@ -161,9 +181,14 @@ class Resources:
 
     # the cells of a batch come one after the other: each finds what the first one computed
     def _run_model(self, ask: AtText, indices: tuple[int, ...]) -> Activations:
+        transformer, tokens = self._tokens(ask, indices)
+        return transformer.activations(tokens)
+
+    def _tokens(self, ask: AtText, indices: tuple[int, ...]) -> tuple[Transformer, Tensor]:
+        """Return the model of an ask, and the windows that it reads."""
         transformer, window = self.transformer(ask.model, ask.where, ask.reading), ask.window
         found = self.inputs(transformer, self.source(window), special_tokens=window.special_tokens)
-        return transformer.activations(found.at(indices, length=window.length, stride=window.stride))
+        return transformer, found.at(indices, length=window.length, stride=window.stride)
 
 
 def _run_of(batch: Sequence[Any]) -> tuple[AtText, tuple[int, ...]]:

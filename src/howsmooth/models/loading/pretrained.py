@@ -32,7 +32,7 @@ from howsmooth.models.loading.names import (
     check_weights,
     not_found,
 )
-from howsmooth.models.loading.weight_files import WeightFiles
+from howsmooth.models.loading.weight_files import GGUFWeights, WeightFiles
 from howsmooth.models.parts.ends import SentenceEmbedding, has_classes, has_untied_head, read_sentence_embedding
 
 # Special tokens with ids below this are at the beginning of a vocabulary, others at its end.
@@ -146,7 +146,7 @@ def _pretrained(path: Path, name: str, family: str, streamed: bool | None) -> Lo
         try:
             config = _configuration(source, options, name, family)
             count = parameter_count(config, path)
-            if streamed or (streamed is None and _wants_streaming(config, count, options)):
+            if streamed or (streamed is None and _wants_streaming(config, count)):
                 return _without_weights(config, source, options, notes, name)
             if count is not None:
                 require_model_memory(config, count, name)
@@ -168,13 +168,13 @@ def _pretrained(path: Path, name: str, family: str, streamed: bool | None) -> Lo
         return LoadedModel(module=module, tokenizer=_tokenizer(source, options), notes=notes, sentence=sentence)
 
 
-def _wants_streaming(config: Any, count: int | None, options: dict[str, Any]) -> bool:
+def _wants_streaming(config: Any, count: int | None) -> bool:
     """Return whether a model of so many parameters is streamed unless told otherwise: a third of free memory is less.
 
     Weights of half precision are measured in float32.
     """
     free = available_memory()
-    if count is None or free is None or "gguf_file" in options or config.model_type not in FAMILIES:
+    if count is None or free is None or config.model_type not in FAMILIES:
         return False
     quantised, pair = getattr(config, "quantization_config", None) is not None, config.is_encoder_decoder
     return 4 * count > free * STREAMED_SHARE and not quantised and not pair
@@ -183,18 +183,16 @@ def _wants_streaming(config: Any, count: int | None, options: dict[str, Any]) ->
 def _without_weights(
     config: Any, source: str, options: dict[str, Any], notes: tuple[str, ...], name: str
 ) -> LoadedModel:
-    """Build a model on the meta device, and find its weights in safetensors files."""
-    from transformers import AutoModel
+    """Build a model on the meta device, and find its weights in their files."""
+    from transformers import AutoModel, AutoModelForCausalLM
 
-    if "gguf_file" in options:
-        raise UnsupportedModelError(
-            f"{name!r} cannot be streamed: the tensors of a GGUF file are dequantised all at once; save the model as "
-            "safetensors first.",
-            field="streamed",
-        )
     with _parameters_on_meta():
         module = AutoModel.from_config(config)
-    files = WeightFiles.of(module, _safetensors(source, options, name), name)
+        whole = AutoModelForCausalLM.from_config(config) if has_untied_head(config) else module
+    if "gguf_file" in options:
+        files: WeightFiles = GGUFWeights.of_file(module, whole, Path(source) / options["gguf_file"], name)
+    else:
+        files = WeightFiles.of(module, _safetensors(source, options, name), name)
     sentence = read_sentence_embedding(lambda file: _beside(source, options, file))
     tokenizer = _tokenizer(source, options)
     return LoadedModel(module=module, tokenizer=tokenizer, notes=notes, sentence=sentence, files=files)

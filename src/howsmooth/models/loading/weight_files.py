@@ -1,12 +1,13 @@
-"""Weights that stay in safetensors files: which tensor of a module lies where, and one of them at a time in memory."""
+"""Weights that stay in files: which tensor of a module lies where, and one of them at a time in memory."""
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,7 +19,7 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WeightFiles:
-    """The weights of a module in files, converted as they are read."""
+    """The weights of a module in safetensors files, converted as they are read."""
 
     model: str  # the name of the model, for messages
     places: Mapping[str, tuple[Path, str]]  # the file of each tensor and its name there, by its name in the module
@@ -35,14 +36,8 @@ class WeightFiles:
         Headers alone are read. Weights that are stored in other shapes than the module has are refused.
         """
         stored = {key: (file, *about) for file in files for key, about in _header(file).items()}
-        prefix = f"{getattr(module, 'base_model_prefix', '')}."
-        # parameters that are tied are stored under one of their names
-        names: dict[int, list[str]] = {}
-        for name, parameter in module.named_parameters(remove_duplicate=False):
-            names.setdefault(id(parameter), []).append(name)
         places, dtypes = {}, set()
-        for name, parameter in module.named_parameters(remove_duplicate=False):
-            alike = [key for alias in names[id(parameter)] for key in (alias, prefix + alias) if key in stored]
+        for name, parameter, alike in _named_alike(module, stored):
             if not alike and name.startswith("pooler"):
                 continue
             if not alike:
@@ -70,19 +65,22 @@ class WeightFiles:
 
     def read(self, name: str, rows: Tensor | None = None) -> Tensor:
         """Read one tensor, or some rows of it, and convert it."""
+        found = self._stored(name, rows)
+        if not bool(torch.isfinite(found).all()):
+            raise NonFiniteError(
+                f"the weights of {self.model!r} hold NaN or infinity, first in {name!r}.", field="model"
+            )
+        found = found if self.rounded is None else found.to(self.rounded)
+        return found.to(device=self.device, dtype=self.dtype)
+
+    def _stored(self, name: str, rows: Tensor | None) -> Tensor:
         from safetensors import safe_open
 
         file, key = self.places[name]
         with safe_open(file, framework="pt") as tensors:
             # what is stored is mapped, not copied: of a table only the pages of its rows are read
             found = tensors.get_tensor(key)
-            found = found if rows is None else found[rows]
-            if not bool(torch.isfinite(found).all()):
-                raise NonFiniteError(
-                    f"the weights of {self.model!r} hold NaN or infinity, first in {name!r}.", field="model"
-                )
-            found = found if self.rounded is None else found.to(self.rounded)
-            return found.to(device=self.device, dtype=self.dtype)
+            return found if rows is None else found[rows]
 
     def fill(self, module: nn.Module, path: str) -> None:
         """Give all parameters of a part of a module their values."""
@@ -102,6 +100,89 @@ class WeightFiles:
         files = sorted({file for file, _key in self.places.values()})
         about = [(file.name, os.stat(file).st_size, os.stat(file).st_mtime_ns) for file in files]
         return hashlib.blake2b(repr(about).encode(), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GGUFWeights(WeightFiles):
+    """The weights of a module in a GGUF file, dequantised one by one as they are read.
+
+    Names and changes of layout are those of the transformers library.
+    """
+
+    tensors: Mapping[str, Any]  # the tensors of the file, by their names there; their numbers are mapped, not copied
+    processor: Any  # of transformers: what its loader does to each tensor
+    shapes: Mapping[str, tuple[int, ...]]  # of the parameters
+
+    @classmethod
+    def of_file(cls, module: Any, whole: Any, file: Path, model: str) -> "GGUFWeights":
+        """Find every parameter of a module in a file; ``whole`` is the module with its head, as its loader has it.
+
+        Parameters that the loader makes of several tensors are refused.
+        """
+        from gguf import GGUFReader
+        from transformers.modeling_gguf_pytorch_utils import (
+            TENSOR_PROCESSORS,
+            TensorProcessor,
+            get_gguf_hf_weights_map,
+            load_gguf_checkpoint,
+        )
+
+        reader = GGUFReader(str(file))
+        architecture = bytes(reader.fields["general.architecture"].parts[-1]).decode()
+        config = load_gguf_checkpoint(str(file))["config"]
+        processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config)
+        tensors = {tensor.name: tensor for tensor in reader.tensors}
+        stored: dict[str, list[str]] = {}
+        for key, name in get_gguf_hf_weights_map(whole, processor).items():
+            stored.setdefault(name, []).append(key)
+        places, shapes = {}, {}
+        for name, parameter, alike in _named_alike(module, stored):
+            keys = [key for place in alike for key in stored[place]]
+            if len(set(keys)) != 1 or keys[0] not in tensors:
+                raise UnsupportedModelError(
+                    f"{model!r} cannot be streamed: its parameter {name!r} is no single tensor of the GGUF file; load "
+                    "it with streamed=False.",
+                    field="streamed",
+                )
+            places[name], shapes[name] = (file, keys[0]), tuple(parameter.shape)
+        dtypes = frozenset({torch.float32})  # what dequantised numbers are
+        return cls(model=model, places=places, dtypes=dtypes, tensors=tensors, processor=processor, shapes=shapes)
+
+    def _stored(self, name: str, rows: Tensor | None) -> Tensor:
+        import gguf
+
+        _file, key = self.places[name]
+        tensor = self.tensors[key]
+        data = tensor.data if rows is None else tensor.data[rows.numpy()]
+        found = self.processor.process(
+            weights=gguf.dequantize(data, tensor.tensor_type), name=key, tensor_key_mapping={}, parsed_parameters={}
+        )
+        weights = torch.from_numpy(np.array(found.weights))
+        shape = self.shapes[name] if rows is None else (len(rows), *self.shapes[name][1:])
+        if found.name != key or tuple(weights.shape) != shape:
+            raise UnsupportedModelError(
+                f"no model can be loaded from {self.model!r}: {key!r} has the shape {tuple(weights.shape)}, but its "
+                f"header speaks of {shape}.",
+                field="model",
+            )
+        return weights
+
+
+def _named_alike(module: Any, stored: Mapping[str, Any]) -> Iterator[tuple[str, nn.Parameter, list[str]]]:
+    """Yield every parameter of a module with the names under which it is stored.
+
+    These are its own or that behind the prefix of its family; what is tied is stored under one of its names.
+    """
+    prefix = f"{getattr(module, 'base_model_prefix', '')}."
+    names: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        yield (
+            name,
+            parameter,
+            [key for alias in names[id(parameter)] for key in (alias, prefix + alias) if key in stored],
+        )
 
 
 def _header(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:

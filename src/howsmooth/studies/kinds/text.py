@@ -3,7 +3,6 @@
 Of one part of a layer, or of some consecutive blocks of a model; and whether the tokens of a text split.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -150,16 +149,32 @@ WholeRecord = Record[WholeAsk, TextAnswer]
 def run(batch: Sequence[TextAsk], cell: Sequence[TextAsk], resources: "Resources") -> list[Answer]:
     """Measure one map of a layer at the windows of a cell, or all of its heads, in one iteration."""
     maps = list(dict.fromkeys(ask.map for ask in cell))
+    if len(maps) == 1 and resources.group is not None:
+        return _measured_together(batch, cell, resources)
     if len(maps) == 1:
         f, X = resources.entering(batch, cell)
         return _measured(f, X, cell, [(i,) for i in range(len(cell))])
-    activations, indices = resources.activations(batch)
-    site = activations.layers[cell[0].layer]
-    if site.attention is not None and len(maps) == site.head_count:
-        f, X = activations.per_head(cell[0].layer)
-        return _measured(f, X, cell, [(indices.index(ask.window.index), ask.map_name.head or 0) for ask in cell])
+    if resources.group is None:
+        activations, indices = resources.activations(batch)
+        site = activations.layers[cell[0].layer]
+        if site.attention is not None and len(maps) == site.head_count:
+            f, X = activations.per_head(cell[0].layer)
+            return _measured(f, X, cell, [(indices.index(ask.window.index), ask.map_name.head or 0) for ask in cell])
     answers = {part: iter(run(batch, [ask for ask in cell if ask.map == part], resources)) for part in maps}
     return [next(answers[ask.map]) for ask in cell]
+
+
+def _measured_together(batch: Sequence[TextAsk], cell: Sequence[TextAsk], resources: "Resources") -> list[Answer]:
+    """Measure the map of a cell at windows whose tokens the processes of a group share out."""
+    from howsmooth.spectral.operators import over_processes
+
+    sequence = resources.shared(batch)
+    windows = sorted({ask.window.index for ask in batch})
+    with over_processes(sequence.ring):
+        f, X = sequence.at(cell[0].layer, cell[0].map)
+        return _measured(
+            f, X[[windows.index(ask.window.index) for ask in cell]], cell, [(i,) for i in range(len(cell))]
+        )
 
 
 def _measured(f: "Measurable", X: "Tensor", cell: Sequence[TextAsk], places: Sequence[tuple[int, ...]]) -> list[Answer]:
@@ -171,13 +186,14 @@ def _measured(f: "Measurable", X: "Tensor", cell: Sequence[TextAsk], places: Seq
     from howsmooth.metrics import as_metrics
     from howsmooth.spectral.autograd import linearise
     from howsmooth.spectral.metric_norms import bracket_in
-    from howsmooth.spectral.operators import norms
+    from howsmooth.spectral.operators import dimension, norm_of_parts, norms
     from howsmooth.spectral.solvers import spectral_norm
     from howsmooth.studies.resources import seeded
     from howsmooth.theory.at_input.local import local_upper, local_uppers
 
     first, generator = cell[0], seeded(ask.drawn_as for ask in cell)
     J = linearise(f, X)
+    directions = probes(dimension(J.domain) // J.domain[-1])
     if len(J.codomain) < 2:
         J = vector_output(J)
     with torch.no_grad():
@@ -191,8 +207,9 @@ def _measured(f: "Measurable", X: "Tensor", cell: Sequence[TextAsk], places: Seq
             first.solver.confidence,
             generator,
         )
-        gain = _typical_gain(J, metrics, estimate, probes(X.shape[-2]), generator)
-    relative = estimate.lower.double() * metrics.input.size(X) / metrics.output.size(Y)
+        gain = _typical_gain(J, metrics, estimate, directions, generator)
+    sizes = norm_of_parts(metrics.input.size(X)), norm_of_parts(metrics.output.size(Y))
+    relative = estimate.lower.double() * sizes[0] / sizes[1]
     # ‖Jᵀf(X)‖^½ is what iterating on the value instead of the tangent converges to
     with torch.no_grad():
         released = norms(J.vjp(f(X).to(J.dtype)), J.batch).sqrt() if first.released else None
@@ -212,8 +229,8 @@ def _measured(f: "Measurable", X: "Tensor", cell: Sequence[TextAsk], places: Seq
             typical=float(gain[0][place]),
             typical_low=finite(float(gain[1][place])),
             typical_high=finite(float(gain[2][place])),
-            probes=probes(X.shape[-2]),
-            dimensions=math.prod(J.domain),
+            probes=directions,
+            dimensions=dimension(J.domain),
             local_upper=None if proven is None else proven[place[0]],
             released_quantity=None if released is None else float(released[place]),
         )
@@ -261,7 +278,9 @@ def norm_of(measure: Callable[..., "NormEstimate"], *subject: Any, solver: Solve
 
 def answer_at(estimate: "NormEstimate", X: "Tensor", **others: Any) -> TextAnswer:
     """Write down the constant at one input."""
-    norms = X.double().norm(dim=-1)
+    from howsmooth.spectral.operators import of_all_tokens
+
+    norms = of_all_tokens(X.double().norm(dim=-1))
     (steps,), (status,) = estimate.step_counts, estimate.statuses
     return TextAnswer(
         lower=float(estimate.lower),
