@@ -50,6 +50,7 @@ COMMANDS = [
     command("certify reviews --sentence", 18, last="a gripping film"),
     command("swap minilm --sentence", 12, last="The cat sat on the mat."),
     command("attack minilm --layer 4 --eps 0.1,1,10 --lengths 16", 60),
+    command("measure minilm --lengths 16 --sequences 1", 15, 8),
     command("measure smollm2 --lengths 16 --sequences 1", 45, 8),
     command("measure", 40, 8),
 ]

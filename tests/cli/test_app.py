@@ -143,6 +143,19 @@ def test_what_goes_on_is_said_at_once_and_now_and_then(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_a_search_says_now_and_then_how_far_it_is_and_how_long_it_takes_at_most(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "__stderr__", sys.stderr)
+    monkeypatch.setattr(printing, "EVERY", 0.2)
+    with printing.saying_stages(), printing.ascent_bar(True, 1000) as progress:
+        time.sleep(0.1)
+        progress(10, 2.5)
+        time.sleep(0.3)
+    said = capsys.readouterr().err.splitlines()
+    assert re.match(r"howsmooth: Ascent, Lip ≥ 2.5\d* after 10 of 1000 steps, at most \d+ seconds left, \d", said[0])
+    with printing.ascent_bar(False, 1000) as progress:
+        assert progress is None
+
+
 def test_a_mistake_ends_in_one_sentence_and_code_two(howsmooth):
     done = howsmooth("measure", "--rtol", "-1")
     assert (done.code, done.out) == (2, "")

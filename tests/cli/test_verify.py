@@ -55,11 +55,28 @@ def test_a_verdict_comes_first_and_decides_the_exit_code(howsmooth, tmp_path, ne
     assert (tmp_path / "there.txt").read_text(encoding="utf-8").startswith("sat")
 
 
-@pytest.mark.parametrize("arguments", [("nothing.onnx", "nothing.vnnlib")])
-def test_a_file_that_is_not_there_is_one_sentence(howsmooth, arguments):
-    done = howsmooth("verify", *arguments)
-    assert done.code == 2
-    assert "there is no file" in done.err
+def test_bad_files_are_refused_in_one_sentence(howsmooth, tmp_path, network):
+    path, x, label = network
+    wanted, cut, half = written(tmp_path, x, 0.001, label), tmp_path / "cut.onnx", tmp_path / "half.vnnlib"
+    cut.write_bytes(path.read_bytes()[:-1000])
+    half.write_text(wanted.read_text(encoding="utf-8")[:-5], encoding="utf-8")
+    (tmp_path / "empty").touch()
+    for arguments, said in (
+        (("nothing.onnx", wanted), "there is no file"),
+        ((path, "nothing.vnnlib"), "there is no file"),
+        ((cut, wanted), "is not an ONNX file that can be read"),
+        ((path, half), "does not close all its parentheses"),
+        ((tmp_path / "empty", wanted), "a network with one of each is needed"),
+        ((path, tmp_path / "empty"), "is no property in VNN-LIB"),
+        ((wanted, path), "is no text, as a property in VNN-LIB is"),
+        ((path, wanted, "--timeout", "nan"), "must be a positive number of seconds"),
+        ((path, wanted, "--results", tmp_path), "--results must be a file"),
+        ((path, wanted, "--results", tmp_path / "none" / "r.txt"), "make it first"),
+    ):
+        done = howsmooth("verify", *map(str, arguments))
+        assert (done.code, done.out) == (2, "")
+        assert said in done.err
+        assert done.err.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from spectral.spectra import Counting
 import howsmooth as hs
 from howsmooth.errors import ConvergenceWarning
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
-from howsmooth.spectral.lanczos_upper_bound import exceeds, least_overlap, upper_bound
+from howsmooth.spectral.lanczos_upper_bound import FEW, exceeds, least_overlap, upper_bound
 from howsmooth.spectral.operators import random_start
 
 N = 60
@@ -223,6 +223,23 @@ def test_the_sum_that_is_compared_is_that_of_the_components(k, size):
         for share in (1 - 1e-9, 1 + 1e-9):
             found = exceeds(np.array([size * stretch * ritz]), size * alphas[None], size * betas[None], total * share)
             assert bool(found[0]) == (share < 1)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1.0, 1e200])
+@pytest.mark.parametrize("count", [1, FEW, FEW + 1, 40])
+def test_few_operators_are_compared_as_many_are(count, size):
+    many = [bidiagonal(seed, 6) for seed in range(count)]
+    alphas, betas, ritz = (np.stack([size * x[i] for x in many]) for i in range(3))
+    for threshold in (1.0, 1e2, 1e6, 1e12):
+        # the same points with an axis before them take the way of arrays, however few there are
+        points = ritz * np.linspace(1.0001, 3.0, count)
+        (wanted,) = exceeds(points[None], alphas, betas, threshold)
+        assert (exceeds(points, alphas, betas, threshold) == wanted).all()
+
+
+def test_a_coupling_of_zero_among_few_operators_is_no_error():
+    with np.errstate(divide="ignore"):
+        assert exceeds(np.array([2.0]), np.ones((1, 2)), np.array([[0.5, 0.0]]), 1e300).all()
 
 
 @pytest.mark.parametrize("size", [1e-200, 1.0, 1e200])

@@ -200,14 +200,15 @@ def test_every_bound_that_an_ascent_returns_is_the_one_at_its_point(rng):
 
 def test_an_ascent_is_adam_with_steps_that_shrink(rng):
     units, objective = problem(rng)
+    objective = dataclasses.replace(objective, units=torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0]) * objective.units)
     objective = shifted(objective, -least(units, objective))
-    nodes = _Nodes(*(torch.full((3, 5), x).double() for x in (0.5, 0.1, 0.0)))
-    nodes.side[1, 2], nodes.side[2, 4] = 1.0, -1.0
+    nodes = _Nodes(*(torch.full((11, 5), x).double() for x in (0.5, 0.1, 0.0)))
+    nodes.side[1:6], nodes.side[6:] = torch.eye(5).double(), -torch.eye(5).double()  # each unit on each side
     scale = float((objective.units / units.gap).abs().mean())
     alpha, beta = nodes.alpha.clone().requires_grad_(), nodes.beta.clone().requires_grad_()
     groups = [{"params": [alpha]}, {"params": [beta]}]
     adam = torch.optim.Adam(groups, betas=(0.9, 0.99), eps=1e-12, maximize=True)
-    steps, best = 40, torch.full((3,), -math.inf).double()
+    steps, best = 40, torch.full((11,), -math.inf).double()
     for step in range(1, steps + 1):
         lower = _bound(units, objective, _Nodes(alpha, beta, nodes.side))[0]
         best = torch.maximum(best, lower.detach())
@@ -222,6 +223,7 @@ def test_an_ascent_is_adam_with_steps_that_shrink(rng):
     found, kept = _ascend(units, objective, nodes, steps)
     assert_close(found, best, rtol=1e-9, atol=1e-9)
     assert_close(_bound(units, objective, kept)[0], best, rtol=1e-9, atol=1e-9)
+    assert (kept.beta > 0.2).any()  # multipliers rise where the worst point is on the other side
     # the first of a single step is the start, whatever it is
     one, at = _ascend(units, objective, nodes, 1)
     assert_close(one, _bound(units, objective, nodes)[0])
@@ -243,7 +245,8 @@ def test_what_lines_lose_is_their_distance_from_their_units_at_the_worst_input(r
                 low, high, a = float(units.lower[c]), float(units.upper[c]), float(symbols[c] / units.gap[c])
                 chord = max(high / (high - low) * (y - low), 0.0)
                 lost = -a * (chord - max(y, 0.0)) if a < 0 else a * (max(y, 0.0) - float(alpha[k, c]) * y)
-                expected = -1.0 if side[k, c] else max(lost, 0.0) + 1e-6 * abs(float(symbols[c]))
+                assert lost >= -1e-12
+                expected = -1.0 if side[k, c] else lost + 1e-6 * abs(float(symbols[c]))
                 assert found[k, c].item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 

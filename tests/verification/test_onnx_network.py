@@ -13,7 +13,14 @@ pytest.importorskip("onnxruntime")
 
 from verification.onnx_files import write_vit
 
-from howsmooth.verification.onnx_network import read_and_run, read_module, read_onnx, session_of, written
+from howsmooth.verification.onnx_network import (
+    read_and_run,
+    read_and_run_module,
+    read_module,
+    read_onnx,
+    session_of,
+    written,
+)
 from howsmooth.verification.properties import Property
 
 
@@ -109,6 +116,32 @@ class HuggingFaceViT(nn.Module):
         return self.model(pixel_values=X.reshape(1, 1, 8, 4)).logits
 
 
+class OwnAttention(nn.Module):
+    """Attention by hand behind a class token and positions, and an approximate GELU, without any norm."""
+
+    def __init__(self, attend):
+        super().__init__()
+        self.parts, self.out, self.attend = nn.Linear(8, 24), nn.Linear(8, 8), attend
+        self.first, self.places = nn.Parameter(torch.randn(1, 1, 8)), nn.Parameter(torch.randn(1, 5, 8))
+        self.up, self.down, self.head = nn.Linear(8, 12), nn.Linear(12, 8), nn.Linear(8, 3)
+
+    def forward(self, X):
+        X = torch.cat([self.first.expand(len(X), -1, -1), X], 1) + self.places
+        heads = (part.reshape(-1, 5, 2, 4).transpose(1, 2) for part in self.parts(X).chunk(3, -1))
+        X = X + self.out(self.attend(*heads).transpose(1, 2).reshape(X.shape))
+        return self.head((X + self.down(nn.functional.gelu(self.up(X), approximate="tanh")))[:, 0])
+
+
+def by_einsum(query, key, value):
+    query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+    weights = torch.softmax(torch.einsum("bihd,bjhd->bhij", query, key) / 2, -1)
+    return torch.einsum("bhij,bjhd->bihd", weights, value).transpose(1, 2)
+
+
+def mean_by_einsum(X):
+    return torch.einsum("bnd,n->bd", X, torch.full((4,), 0.25))
+
+
 MODULES = {
     "BERT of transformers": HuggingFaceBert,
     "ViT of transformers": HuggingFaceViT,
@@ -119,6 +152,9 @@ MODULES = {
     "rms, silu written out": lambda: WrittenOut(lambda x: x * torch.sigmoid(x), rms),
     "layer norm, gelu written out": lambda: WrittenOut(gelu, layer_norm),
     "tanh": lambda: WrittenOut(torch.tanh, nn.LayerNorm(8)),
+    "attention of torch, no norm": lambda: OwnAttention(nn.functional.scaled_dot_product_attention),
+    "attention by matrices": lambda: OwnAttention(lambda q, k, v: torch.softmax(q @ k.mT / 2, -1) @ v),
+    "attention by einsum": lambda: OwnAttention(by_einsum),
 }
 
 
@@ -132,6 +168,59 @@ def test_modules_are_read_as_they_and_onnxruntime_compute(name, tmp_path, rng):
         found = f(x.double().reshape(1, -1))[0]
         assert_close(found, run(x.flatten()), rtol=1e-5, atol=1e-5)
         assert_close(found.float(), module(x[None])[0].detach(), rtol=1e-5, atol=1e-5)
+    on_tokens = read_module(module, x)
+    assert_close(on_tokens(x.double())[0], found, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["BERT of transformers", "relu, norm behind, mean", "attention by einsum"])
+def test_words_of_a_module_are_certified_and_its_boxes_are_proven_alike(name, rng):
+    torch.manual_seed(0)
+    module, X = MODULES[name]().eval(), torch.randn(4, 8, generator=rng)
+    f = read_module(module, X)
+    certificate = hs.certify(f, X.double(), word=1, metric="entries")
+    eps, logits = certificate.radii[0].certified, module(X[None])[0]
+    assert certificate.predicted == int(logits.argmax())
+    assert eps > 0
+    moves = torch.zeros(4, 8)
+    moves[1] = eps
+    box = Property.robust(X, eps=0.01 * moves, label=certificate.predicted, classes=3)
+    assert hs.verify(f, box, timeout=20).status == hs.verify(module, box, timeout=20).status == "proven"
+    corners = X + moves * (torch.randint(0, 2, (200, 1, 8), generator=rng) * 2 - 1)
+    for corner in corners:
+        assert int(module(corner[None]).argmax()) == certificate.predicted
+
+
+def test_what_is_read_as_tokens_has_their_shape():
+    with pytest.raises(hs.errors.ShapeError, match=r"X must be the tokens \(n, d\).*got \(1, 4, 8\)"):
+        read_module(Classifier().eval(), torch.zeros(1, 4, 8))
+
+
+@pytest.mark.parametrize("how", ["mean", "scores turned round"])
+def test_products_by_letters_are_linear_maps_or_attention(how, rng):
+    torch.manual_seed(0)
+
+    def attend(query, key, value):
+        return torch.softmax(torch.einsum("bhjd,bhid->bhij", key, query), -1) @ value
+
+    module = OwnAttention(attend).eval()
+    if how == "mean":
+        module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), Step(mean_by_einsum), nn.Linear(8, 3)).eval()
+        X = torch.randn(4, 8, generator=rng)
+        assert_close(read_module(module, X)(X.double())[0].float(), module(X[None])[0].detach())
+    else:
+        with pytest.raises(hs.errors.UnsupportedModelError, match="neither linear nor a part of attention"):
+            read_module(module, torch.zeros(4, 8))
+
+
+class Step(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, X):
+        return self.function(X)
 
 
 class Masked(nn.Module):
@@ -150,16 +239,16 @@ class Masked(nn.Module):
 def test_what_is_added_to_scores_is_hidden_or_kept_as_it_is(low, rng):
     torch.manual_seed(0)
     lows = torch.zeros(4, 4).masked_fill(torch.ones(4, 4).triu(1) > 0, low)
-    f, _run = read_module(Masked(lambda scores, later: scores + lows).eval(), (4, 8))
+    f, _run = read_and_run_module(Masked(lambda scores, later: scores + lows).eval(), (4, 8))
     positions = f.maps[1].map.positions
     assert positions.causal == (low < -1e30)
     assert low < -1e30 or positions.mask.min() == low
     in_place = Masked(lambda scores, later: scores.masked_fill(later > 0, low)).eval()
     if low < -1e30:
-        assert read_module(in_place, (4, 8))[0].maps[1].map.positions.causal
+        assert read_and_run_module(in_place, (4, 8))[0].maps[1].map.positions.causal
     else:  # a constant in place of a score is not far enough below all others to be called hidden
         with pytest.raises(hs.errors.UnsupportedModelError, match="scores"):
-            read_module(in_place, (4, 8))
+            read_and_run_module(in_place, (4, 8))
 
 
 def test_a_module_is_verified_and_attacked_itself(rng):
@@ -198,7 +287,9 @@ REFUSED = {
     "product": (lambda y, x: y * x, "multiplies or divides two tensors"),
     "quotient": (lambda y, x: y / x, "multiplies or divides two tensors"),
     "inverse": (lambda y, x: 1 / y, "Reciprocal"),
-    "cube": (lambda y, x: y**3, "Pow"),
+    "cube": (lambda y, x: y**3, "a part of no norm and no activation"),
+    "fourth power": (lambda y, x: y**4, "Pow"),
+    "three by letters": (lambda y, x: torch.einsum("bnd,bnd,bnd->bnd", y, y, x), "where two operands"),
     "softmax alone": (lambda y, x: torch.softmax(y, -1), "Softmax"),
     "softmax over queries": (lambda y, x: torch.softmax(y @ y.transpose(1, 2), -2) @ x, "scores"),
     "no softmax": (lambda y, x: (y @ y.transpose(1, 2)) @ x, "without a softmax"),
@@ -213,15 +304,15 @@ REFUSED = {
 def test_what_is_not_read_is_refused_by_its_node(name):
     torch.manual_seed(0)
     step, said = REFUSED[name]
-    with pytest.raises(hs.errors.UnsupportedModelError, match=said):
-        read_module(Refused(step).eval(), (4, 8))
+    with pytest.raises(hs.errors.UnsupportedModelError, match=rf"^the node \S+ .*{said}"):
+        read_and_run_module(Refused(step).eval(), (4, 8))
 
 
 def test_a_module_in_training_or_that_cannot_be_written_is_refused():
     with pytest.raises(hs.errors.AssumptionError, match="training mode"):
-        read_module(Classifier(), (4, 8))
+        read_and_run_module(Classifier(), (4, 8))
     with pytest.raises(hs.errors.UnsupportedModelError, match="cannot be written as ONNX"):
-        read_module(Classifier().eval(), (4, 7))
+        read_and_run_module(Classifier().eval(), (4, 7))
 
 
 @pytest.mark.parametrize(("options", "said"), [({"activation": "Celu"}, "Celu"), ({"change": "weights"}, "weights of")])
@@ -279,11 +370,11 @@ def test_a_file_that_is_no_network_is_refused(tmp_path):
 
 def test_a_convolution_over_time_is_read(rng):
     module = nn.Sequential(nn.Conv1d(2, 3, 4, stride=2), nn.Flatten(), nn.ReLU(), nn.Linear(15, 3)).eval()
-    f, _run = read_module(module, (2, 12))
+    f, _run = read_and_run_module(module, (2, 12))
     for x in torch.randn(3, 2, 12, generator=rng):
         assert_close(f(x.double().reshape(1, -1)).flatten(), module(x[None]).flatten().double(), rtol=1e-5, atol=1e-5)
     with pytest.raises(hs.errors.UnsupportedModelError, match="is a convolution in 3 dimensions"):
-        read_module(nn.Sequential(nn.Conv3d(1, 2, 2), nn.Flatten()).eval(), (1, 2, 2, 2))
+        read_and_run_module(nn.Sequential(nn.Conv3d(1, 2, 2), nn.Flatten()).eval(), (1, 2, 2, 2))
 
 
 def test_a_file_with_more_inputs_than_fit_into_memory_is_refused(tmp_path, rng, monkeypatch):

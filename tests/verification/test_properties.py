@@ -84,6 +84,17 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path, text, said):
         read(tmp_path, text)
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"\x1f\x8b\x08\x00\xff", "is no text"), (b"", "no property in VNN-LIB"), (b"hello", "no property in VNN-LIB")],
+)
+def test_a_file_of_another_kind_is_refused_in_one_sentence(tmp_path, content, said):
+    path = tmp_path / "p.vnnlib"
+    path.write_bytes(content)
+    with pytest.raises(hs.errors.FileError, match=said):
+        read_vnnlib(path)
+
+
 def test_a_property_needs_unsafe_outputs(tmp_path):
     with pytest.raises(hs.errors.FieldError, match="names none"):
         read(tmp_path, BOX + OUTPUTS)
@@ -119,6 +130,16 @@ def test_the_second_version_is_read_as_the_first(tmp_path):
     assert one.upper.tolist() == two.upper.tolist() == [high for _low, high in bounds]
     for (A, b), (C, d) in zip(one.unsafe, two.unsafe, strict=True):
         assert (A.tolist(), b.tolist()) == (C.tolist(), d.tolist())
+
+
+def test_both_sides_of_a_condition_of_the_second_version_are_sums(tmp_path):
+    pytest.importorskip("vnnlib")
+    path = tmp_path / "p.vnnlib"
+    unsafe = "(assert (<= (+ Y[0,0] (* 5.0 Y[0,1]) Y[0,0]) (+ 4.0 (* 3.0 Y[0,0]) Y[0,2])))"
+    path.write_text(SECOND + unsafe, encoding="utf-8")
+    ((A, b),) = read_vnnlib(path).unsafe
+    assert A.tolist() == [[1, -5, 1]]
+    assert b.tolist() == [-4]
 
 
 @pytest.mark.parametrize(

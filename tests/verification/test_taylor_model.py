@@ -44,8 +44,12 @@ def test_no_input_of_the_box_has_a_smaller_margin(rng, eps, level):
 
 
 def test_scores_that_overflow_hide_nothing():
-    found = attack(89, points=5)
-    assert (found.bounded, found.planted != "proven") == (0, True)
+    rng = torch.Generator().manual_seed(89)
+    f, x = network(rng, layers=3), gaussian(rng, 6)
+    wanted = Property.robust(x, eps=0.3 * (torch.arange(6) > 1), label=0, classes=3)
+    rows = torch.cat([A for A, _b in wanted.unsafe])
+    model = _expanded(_Network.of(f, wanted), wanted, 2)
+    assert (_Margins.of(model, rows, torch.zeros(2).double()).lower == -torch.inf).all()
 
 
 @pytest.mark.parametrize("seed", [3, 8, 19, 164])
@@ -54,6 +58,21 @@ def test_no_attacked_point_of_a_box_contradicts_what_is_proven(seed):
     assert found.worst >= -ROUNDING, found.what
     assert 0 < found.used <= 1 + 1e-9
     assert found.planted != "proven"
+
+
+@pytest.mark.parametrize(
+    ("part", "share", "seed"),
+    [("remainder", 0.5, 3), ("second_order", 0.5, 18), ("units", 0.5, 113), ("pixels", 0.99, 9)],
+)
+def test_attacks_contradict_a_bound_that_is_too_small(part, share, seed, monkeypatch):
+    of = _Margins.of
+
+    def broken(*model):
+        margins = of(*model)
+        return dataclasses.replace(margins, **{part: share * getattr(margins, part)})
+
+    monkeypatch.setattr(_Margins, "of", broken)
+    assert attack(seed, points=100).worst < -1e-9
 
 
 @pytest.mark.parametrize("eps", [1e-4, 0.02, 0.1, 0.5])

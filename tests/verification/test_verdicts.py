@@ -10,10 +10,11 @@ from verification.small_networks import gaussian, network, outputs, smooth_netwo
 
 import howsmooth as hs
 from howsmooth.maps.affine import Affine
+from howsmooth.rounding import BOX_UNITS, MARGIN_SHARE
 from howsmooth.verification import Property, Verdict, verdicts, verify
 from howsmooth.verification.branch_and_bound import SplitOutcome
 from howsmooth.verification.taylor_model import Deadline
-from howsmooth.verification.verdicts import _cost_of_forms, _Network, _prove
+from howsmooth.verification.verdicts import _cost_of_forms, _expanded, _Margins, _Network, _prove
 
 
 def attacked(f, x, eps, label, rng):
@@ -169,6 +170,19 @@ def test_what_does_not_fit_is_refused_in_one_sentence(rng):
         Property(torch.ones(2), torch.zeros(2), wanted.unsafe)
 
 
+def test_a_box_is_expanded_a_little_larger_than_rounding_and_inputs_that_stay_have_no_symbol(rng):
+    f, x = network(rng, layers=1), 100 * gaussian(rng, 6)
+    half = torch.tensor([0.5, 1e-3, 0.0, 2.0, 0.0, 1.0]).double()
+    wanted = Property(x - half, x + half, ((torch.ones(1, 3).double(), torch.zeros(1).double()),))
+    model = _expanded(_Network.of(f, wanted), wanted, 0)
+    weight = f.maps[0].weight[..., 0, :]  # n, d, inputs
+    middle, half = (wanted.upper + wanted.lower) / 2, (wanted.upper - wanted.lower) / 2
+    room = BOX_UNITS * torch.finfo(torch.float64).eps * (middle.abs() + half)
+    wider = torch.where(half > 0, half + room, 0.0)
+    reach, expected = model.symbols.generators.abs().sum(-1), (weight.abs() * wider).sum(-1)
+    assert_close(reach[reach > 0].sort().values, expected[expected > 0].sort().values, rtol=1e-14, atol=0)
+
+
 @pytest.mark.untyped
 def test_whoever_gives_a_model_is_told_where_its_map_is(rng):
     wanted = Property.robust(gaussian(rng, 3, 64), eps=0.1, label=0, classes=2)
@@ -179,6 +193,44 @@ def test_whoever_gives_a_model_is_told_where_its_map_is(rng):
 def test_a_verdict_says_what_it_is():
     verdict = Verdict("unknown", torch.zeros(1), None, None, 1.5)
     assert repr(verdict) == "Verdict(unknown: neither a proof nor a counterexample was found, 1.5 s)"
+
+
+@pytest.mark.parametrize("linear_end", [True, False])
+def test_margins_are_what_models_say_less_all_that_rounding_may_add(rng, linear_end):
+    """Every part by its formula; allowances for rounding errors stand out where what they are shares of is large."""
+    f, x = network(rng, layers=1), gaussian(rng, 6)
+    if not linear_end:
+        f = hs.maps.Chain(*f.maps, hs.maps.Residual(hs.maps.Dense(gaussian(rng, 3, 3))))
+    rows, bounds = gaussian(rng, 4, 3), gaussian(rng, 4)
+    wanted = Property(x - 0.3, x + 0.3, ((rows, bounds),))
+    model = _expanded(_Network.of(f, wanted), wanted, 1)
+    found, base = _Margins.of(model, rows, bounds), model.symbols.coordinates
+    linear = -torch.einsum("fo,or->fr", rows, model.derivative[0])
+    beyond = model.beyond_linear(-rows[:, None], forms=True)
+    assert_close(found.units, linear[:, base:])
+    assert found.units.abs().min() > 1e-3
+    assert_close(found.pixels, model.symbols.pixels(linear))
+    for mine, theirs in ((found.second_order, beyond.below), (found.remainder, beyond.remainder)):
+        assert (theirs > 1e-6).all()
+        assert_close((mine / theirs - 1) / MARGIN_SHARE, torch.ones(4).double(), rtol=1e-2, atol=0)
+    size = torch.einsum("fo,o->f", rows.abs(), model.centre[0].abs()) + bounds.abs() + linear.abs().sum(1)
+    if linear_end:
+        readout = f.maps[-1].weight[0]  # 3, n, d
+        size += torch.einsum(
+            "fnd,nd->f", torch.einsum("fo,ond->fnd", rows, readout).abs(), model.stages[-1].entered.abs()
+        )
+    size += beyond.below + beyond.remainder
+    exact = bounds - rows @ model.centre[0]
+    assert_close((exact - found.centre) / (MARGIN_SHARE * size), torch.ones(4).double(), rtol=1e-2, atol=0)
+    moves = found.pixels.abs().sum(1) + found.units.abs().sum(1)
+    rest = found.centre - found.second_order - found.remainder
+    assert_close((rest - found.lower) / moves - 1, torch.full((4,), MARGIN_SHARE).double(), rtol=1e-2, atol=0)
+    for row in range(4):
+        objective = found.objective(row)
+        assert_close(objective.centre, rest[row])
+        assert_close(torch.cat((objective.pixels, objective.units)), torch.cat((found.pixels[row], found.units[row])))
+        parts = (found.centre, found.pixels.abs().sum(1), found.units.abs().sum(1), found.second_order, found.remainder)
+        assert list(found.uses(row).values()) == [float(part[row]) for part in parts]
 
 
 class Ticks:

@@ -17,7 +17,7 @@ from howsmooth.certificates.image_norms import UnitBall
 from howsmooth.certificates.stages import Stage
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.activations import Pointwise
-from howsmooth.maps.affine import Pooling
+from howsmooth.maps.affine import Affine, Pooling
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.composition import Chain, Residual, Sum, leaves
 from howsmooth.maps.mlp import MLP, Dense, GatedMLP
@@ -25,7 +25,7 @@ from howsmooth.maps.norms import Norm
 from howsmooth.maps.protocols import Jacobian, Map
 
 TOKENWISE = (MLP, GatedMLP, Norm, Dense, Pointwise)
-KNOWN = (Attention, Pooling, *TOKENWISE)
+KNOWN = (Attention, Affine, Pooling, *TOKENWISE)
 # At most this many numbers of columns are multiplied by a Jacobian at once.
 NUMBERS = 2**24
 

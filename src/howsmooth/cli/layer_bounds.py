@@ -24,7 +24,7 @@ from howsmooth.cli.options import (
 )
 from howsmooth.cli.printing import ascent_bar, go_on, print_json, visible_console
 from howsmooth.report.saving import save_chart
-from howsmooth.search.mechanisms import COUNTING, require_count
+from howsmooth.search.mechanisms import COUNTING, is_plain_softmax, require_count
 from howsmooth.wording import at_least, number, percent
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def bounds(
     attention = source.read()
     require_room(n, attention.d)
 
+    from howsmooth.search.ascent import STEPS
     from howsmooth.search.brackets import bracket_below
     from howsmooth.theory.tables import smallest_in
 
@@ -65,7 +66,7 @@ def bounds(
     with within_reach(n, radius):
         ladder = hs.bounds.table(attention, n=n, radius=radius, metric=metric)
         go_on("Looking for the worst input")
-        with ascent_bar(search) as progress:
+        with ascent_bar(search or not is_plain_softmax(attention), STEPS) as progress:
             bracket = bracket_below(
                 smallest_in(ladder, n=n, radius=radius),
                 attention,

@@ -140,15 +140,25 @@ AscentProgress = Callable[[int, float], None]
 
 
 @contextmanager
-def ascent_bar(wanted: bool, steps: int | None = None) -> Iterator[AscentProgress | None]:
-    """Show the best value so far on standard error, if a search runs and someone is looking."""
-    if not (wanted and sys.stderr.isatty()):
+def ascent_bar(wanted: bool, steps: int) -> Iterator[AscentProgress | None]:
+    """Show the best value of a search so far, and how long the rest takes: in a bar, or every half minute in a line."""
+    if not wanted:
         yield None
+        return
+    if not sys.stderr.isatty():
+        began = time.monotonic()
+
+        def note(step: int, best: float) -> None:
+            left = duration((time.monotonic() - began) / step * (steps - step))
+            _stage["said"] = f"Ascent, Lip ≥ {at_least(best)} after {step} of {steps} steps, at most {left} left"
+
+        yield note
         return
     from rich import progress
     from rich.console import Console
 
-    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), progress.TimeElapsedColumn())
+    clocks = (progress.TimeElapsedColumn(), progress.TextColumn("left:"), progress.TimeRemainingColumn())
+    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), *clocks)
     with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("ascent", total=steps)
 

@@ -45,6 +45,8 @@ def verify(
         if not path.is_file():
             raise FileError(f"there is no file {str(path)!r}.", field=field)
         require_size(path, field, field=field)
+    if results is not None and results.is_dir():
+        raise FileError(f"--results must be a file, and {str(results)!r} is a folder.", field="results")
     if results is not None and not results.parent.is_dir():
         raise FileError(f"there is no folder {str(results.parent)!r} to write to; make it first.", field="results")
     set_threads(threads)

@@ -289,7 +289,8 @@ def _unknown(base: nn.Module, name: str, why: str) -> tuple[Backbone, Notes]:
         raise UnsupportedModelError(
             f"{name!r} has no layers that can be measured by name: {why}, and it has no module that calls itself "
             "attention; hs.local_lipschitz(module, X) and hs.attack(module, X, eps=…) take any module or callable on "
-            "tensors as it is, and a model that is built of nn.MultiheadAttention or nn.TransformerEncoderLayer is "
+            "tensors as it is, hs.verification.read_module(module, X) reads your own classifier as maps with bounds "
+            "and certificates, and a model that is built of nn.MultiheadAttention or nn.TransformerEncoderLayer is "
             "read here.",
             field="model",
         )

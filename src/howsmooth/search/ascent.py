@@ -28,6 +28,8 @@ from howsmooth.theory.around_input.neighbourhood import neighbourhood_upper
 from howsmooth.theory.results import Bound, Witness
 from howsmooth.validation import Seed, generator_from
 
+# So many trials every run gets.
+STEPS = 100
 # Variants of the starts are added up to this many runs, while all runs together have at most this many numbers.
 MAX_RUNS, MAX_NUMBERS = 32, 4096
 # Where the starts alone have so many numbers, products are dear: starts are told apart to a part in a hundred, runs
@@ -50,7 +52,7 @@ def maximise(
     n: int,
     domain: Domain,
     starts: Starts = 4,
-    steps: int = 100,
+    steps: int = STEPS,
     d: int | None = None,
     seed: Seed = 0,
     progress: Callable[[int, float], None] | None = None,
@@ -113,7 +115,7 @@ def maximise_counting(
     n: int,
     domain: Domain,
     starts: Starts = 4,
-    steps: int = 100,
+    steps: int = STEPS,
     d: int | None = None,
     seed: Seed = 0,
     progress: Callable[[int, float], None] | None = None,
@@ -405,7 +407,7 @@ def worst_nearby(
     eps: float,
     metric: str | Metric = "token",
     starts: int = 4,
-    steps: int = 100,
+    steps: int = STEPS,
     seed: Seed = 0,
     progress: Callable[[int, float], None] | None = None,
 ) -> Nearby:

@@ -65,8 +65,8 @@ class Bidiagonalisation:
             self.zero = alpha <= self.floor
         pulled = op.vjp(self._left.last.reshape((*op.batch, *op.codomain))).reshape(size, -1)
         beta = self._extend(self._right, pulled)
-        self.alphas = np.column_stack((self.alphas, alpha))
-        self.betas = np.column_stack((self.betas, beta))
+        self.alphas = np.concatenate((self.alphas, alpha[:, None]), axis=1)
+        self.betas = np.concatenate((self.betas, beta[:, None]), axis=1)
 
     def _extend(self, basis: "_Basis", w: Tensor) -> Array:
         """Orthogonalise ``w`` against the basis, append it, and return its norm."""

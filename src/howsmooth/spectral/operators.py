@@ -160,7 +160,7 @@ def check_operator(op: object) -> None:
 
 def require_finite_products(norms: "Tensor | np.ndarray") -> None:
     """Refuse products whose norms are no finite numbers."""
-    if not bool(torch.as_tensor(norms).isfinite().all()):
+    if not bool(np.isfinite(norms).all() if isinstance(norms, np.ndarray) else norms.isfinite().all()):
         raise NonFiniteError(
             "a product with the operator is not finite: the map is not differentiable, or overflows, there."
         )

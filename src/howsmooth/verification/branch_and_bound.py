@@ -159,7 +159,7 @@ def _bound(units: BentUnits, objective: MarginFunction, nodes: _Nodes) -> tuple[
 def _ascend(units: BentUnits, objective: MarginFunction, nodes: _Nodes, steps: int) -> tuple[Tensor, _Nodes]:
     """Raise the bound of every node by slopes and multipliers (Adam), and return the best bounds that were met."""
     # a multiplier is of the size of the margin's derivative in its unit
-    scale = float((objective.units / units.gap).abs().mean()) + 1e-300
+    scale = float((objective.units / units.gap).abs().mean())
     point = [nodes.alpha.clone(), nodes.beta.clone()]
     moments = [[torch.zeros_like(x), torch.zeros_like(x)] for x in point]
     best, kept = torch.full_like(nodes.alpha[:, 0], -torch.inf), [x.clone() for x in point]
@@ -206,5 +206,5 @@ def _losses(units: BentUnits, objective: MarginFunction, nodes: _Nodes) -> Float
         eta[:, sel] = (torch.relu(y[:, sel]) - units.slope[sel] * y[:, sel]) / units.gap[sel] - 1
     a = on_symbols / units.gap
     chord = units.upper / (units.upper - units.lower) * (y - units.lower)
-    loss = torch.where(a < 0, -a * (chord.clamp_min(0) - torch.relu(y)), a * (torch.relu(y) - nodes.alpha * y))
-    return torch.where(nodes.side == 0, loss.clamp_min(0) + 1e-6 * on_symbols.abs(), -1.0)
+    loss = torch.where(a < 0, -a * (chord - torch.relu(y)), a * (torch.relu(y) - nodes.alpha * y))
+    return torch.where(nodes.side == 0, loss + 1e-6 * on_symbols.abs(), -1.0)

@@ -69,8 +69,12 @@ def read_vnnlib(path: str | Path) -> Property:
     """Read a property in VNN-LIB, versions 1 and 2: bounds of inputs, and conditions on outputs that are unsafe."""
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise FileError(f"{path} cannot be read: {error}") from error
+    except UnicodeDecodeError as error:
+        raise FileError(f"{path} is no text, as a property in VNN-LIB is; unpack it if it is packed.") from error
+    if not re.search(r"\(\s*(assert|declare-network)", text):
+        raise FileError(f"{path} is no property in VNN-LIB: it holds no (assert …), so that it bounds no input.")
     conditions, width = (_second_version if "(declare-network" in text else _first_version)(path, text)
     bounds: tuple[dict[int, float], dict[int, float]] = ({}, {})
     unsafe: list[list[Atom]] = [[]]

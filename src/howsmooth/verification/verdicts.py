@@ -131,9 +131,9 @@ def verify(
 
         network, run = read_and_run(network)
     elif isinstance(network, nn.Module):
-        from howsmooth.verification.onnx_network import read_module
+        from howsmooth.verification.onnx_network import read_and_run_module
 
-        network, run = read_module(network, wanted.lower.shape)
+        network, run = read_and_run_module(network, wanted.lower.shape)
     elif not isinstance(network, Map):
         raise AssumptionError(
             f"network must be an ONNX file, a module or a map, got {type(network).__name__}. Of a model and a "

@@ -65,6 +65,20 @@ def test_the_time_left_does_not_count_what_an_earlier_run_did():
     assert 0.04 < clock.left < 60  # and not a ninth of it
 
 
+def test_the_time_left_counts_down_until_a_piece_takes_longer_than_all_was_said_to(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    clock = watching._Clock()
+    clock.note(tally(0))
+    now += 10
+    clock.note(tally(5))  # half of ten
+    left = []
+    for seconds in (0, 3, 5, 6, 20):
+        now = 110.0 + seconds
+        left.append(clock.left)
+    assert left == [10, 7, 5, 6, 20]
+
+
 @pytest.mark.slow
 def test_a_short_run_off_a_terminal_says_nothing(tiny, small, capsys):
     hs.measure(tiny, progress=True, **small | {"layers": [0]})

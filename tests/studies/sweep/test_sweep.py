@@ -9,12 +9,13 @@ from msgspec.structs import replace
 
 import howsmooth as hs
 from howsmooth.models.inputs.text import read_text
+from howsmooth.studies.kinds.text import TextAsk
 from howsmooth.studies.kinds.tokens_in_ball import RegimesAsk
 from howsmooth.studies.records import this_machine
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.store import Store
-from howsmooth.studies.settings import Compute
-from howsmooth.studies.sweep.sweep import attempt, sentence, sweep, units
+from howsmooth.studies.settings import Compute, Window
+from howsmooth.studies.sweep.sweep import WALK, attempt, sentence, sweep, units, walking
 from howsmooth.studies.sweep.workers import expected_seconds
 
 
@@ -32,6 +33,23 @@ class Counting:
     @property
     def asks(self):
         return [ask for unit in self.units for ask in unit.cell]
+
+
+def test_blocks_that_windows_go_through_count_as_work():
+    def asks(streamed):
+        where = Compute(streamed=streamed)
+        return [
+            TextAsk(model="m", layer=layer, window=Window(digest="0", length=length), where=where)
+            for layer in (0, 13, 27)
+            for length in (64, 256)
+        ]
+
+    work = units(asks(True), frozenset())
+    assert [unit.cell[0].layer for unit in work] == [0, 0, 13, 13, 27, 27]
+    one = sum(unit.cost for unit in work) / 3
+    assert list(walking(work).values()) == pytest.approx([WALK * blocks * one for blocks in (1, 13, 14)])
+    assert set(walking(work)) == {work[i].cell[0].key for i in (0, 2, 4)}
+    assert walking(units(asks(None), frozenset())) == {}
 
 
 def test_every_ask_has_its_record(tmp_path):

@@ -13,7 +13,8 @@ import howsmooth as hs
 from howsmooth.errors import AssumptionError
 from howsmooth.theory.ball.rotary_forms import LONGEST, RotaryDistances, distances, gram_factor, largest_forms
 from howsmooth.theory.heads import heads_of
-from howsmooth.theory.worst_inputs.tied_layer import RotaryTiedProblem, rotary_tied_pairs
+from howsmooth.theory.worst_inputs import tied_layer
+from howsmooth.theory.worst_inputs.tied_layer import NUMBERS, RotaryTiedProblem, rotary_tied_pairs
 
 ROTARIES = {
     "halves": hs.maps.Rotary(base=3.0),
@@ -162,7 +163,7 @@ POSITIONS = {
 
 
 @pytest.mark.parametrize("name", ["causal", "unmasked", "given"])
-def test_every_point_of_the_search_stands_for_tokens_in_the_ball_that_see_the_pair_tie(rng, name):
+def test_every_point_of_the_search_stands_for_tokens_in_the_ball_that_see_the_pair_tie(rng, name, monkeypatch):
     n, radius, k = 6, 3.0, 4
     positions = POSITIONS[name]
     rotary = positions.rotary
@@ -194,6 +195,16 @@ def test_every_point_of_the_search_stands_for_tokens_in_the_ball_that_see_the_pa
         )
         one, other = (keys @ q.mT)[problem.pair][:, problem.others]
         torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
+    # several points at a time are several points
+    points = gaussian(rng, 5, n + 2, 10)
+    for found, single in zip(problem.tokens(points), zip(*map(problem.tokens, points), strict=True), strict=True):
+        torch.testing.assert_close(found, torch.stack(single), rtol=0, atol=1e-9)
+    tried = [problem.built(x.numpy()).log_value for x in points]
+    for numbers in (1, NUMBERS):
+        monkeypatch.setattr(tied_layer, "NUMBERS", numbers)
+        pair, best = problem.best([x.numpy() for x in points])
+        assert pair.log_value == max(tried)
+        assert (best == points[tried.index(max(tried))].numpy()).all()
     # where biases are so large that no token of the ball ties, all stay in it
     far = RotaryTiedProblem(dataclasses.replace(f, query_bias=1e3 * f.query_bias), n, radius)
     assert float(far.tokens(point)[0].norm(dim=-1).max()) <= radius * (1 + 1e-12)

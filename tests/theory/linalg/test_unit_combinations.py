@@ -46,6 +46,13 @@ def test_the_bound_lies_between_what_search_finds_and_both_norms(rng, shape, sca
     assert bound <= 1.35 * found
 
 
+@pytest.mark.parametrize("rows", [1, 5, 255, 256, 259, 401])
+def test_a_gram_matrix_by_blocks_is_that_of_all_rows(rng, rows):
+    x = gaussian(rng, rows, 7)
+    found = three_ways._gram(x)
+    torch.testing.assert_close(found, x @ x.mT, rtol=0, atol=1e-13)
+
+
 def mean_of_both(A):
     """The root of the largest eigenvalue of the mean of both unfoldings, dense; the smaller one of both sides."""
     grams = (torch.einsum("hac,gbc->hagb", B, B) for B in (A, A.mT))

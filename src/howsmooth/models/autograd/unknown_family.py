@@ -181,7 +181,7 @@ FUNCTIONS = ("relu", "gelu", "tanh", "silu", "gelu_tanh")
 AGREEMENT = 1e-4
 NOT_JOINED = (
     "its blocks do not read each other's outputs, or are not all nn.TransformerEncoderLayer; hs.local_lipschitz and "
-    "hs.attack take the module as a callable, and hs.certify takes maps of hs.maps that you chain yourself"
+    "hs.attack take the module as a callable, and hs.certify takes what hs.verification.read_module(module, X) reads"
 )
 
 
@@ -251,7 +251,7 @@ def _steps_behind(calls: Sequence[TracedCall], last: TracedCall, whole: TracedCa
         return (
             f"what its forward does behind {where!r} was not understood (linear layers, norms, activations, and the "
             "mean, the first or the last token are); hs.local_lipschitz and hs.attack take the module as a callable, "
-            "and hs.certify takes maps of hs.maps that you chain yourself"
+            "and hs.certify takes what hs.verification.read_module(module, X) reads"
         )
     return [*steps, *between]
 

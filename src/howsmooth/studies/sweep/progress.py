@@ -38,20 +38,26 @@ class _Clock:
         self.began = time.monotonic()
         self.tally: Tally | None = None
         self._first: tuple[float, Tally] | None = None
+        self._last = self.began
 
     def note(self, tally: Tally) -> None:
         # what an earlier run did was not done at this rate
-        self._first = self._first or (time.monotonic(), tally)
+        self._last = time.monotonic()
+        self._first = self._first or (self._last, tally)
         self.tally = tally
 
     @property
     def left(self) -> float | None:
-        """How many seconds are left; none as long as nobody knows."""
+        """How many seconds are left; none as long as nobody knows.
+
+        Between reports it counts down, until the piece of work at hand has taken as long as was left to all of it:
+        then as long again.
+        """
         if self._first is None or self.tally is None:
             return None
         when, first = self._first
-        done = self.tally.share - first.share
-        return (time.monotonic() - when) * (1 - self.tally.share) / done if done > 0 else None
+        done, since = self.tally.share - first.share, time.monotonic() - self._last
+        return max((self._last - when) * (1 - self.tally.share) / done - since, since) if done > 0 else None
 
     @property
     def rate(self) -> float:

@@ -19,7 +19,7 @@ from howsmooth.errors import AssumptionError, ClusterError
 from howsmooth.studies.asks import Ask
 from howsmooth.studies.records import Failure, Outcome, grouped
 from howsmooth.studies.resources import Resources
-from howsmooth.studies.sweep.sweep import Executor, WorkUnit, attempt, sentence, units
+from howsmooth.studies.sweep.sweep import Executor, WorkUnit, attempt, sentence, units, walking
 
 # How many processes a unit may lose before it is called a failure.
 LOSSES = 3
@@ -216,5 +216,5 @@ def expected_seconds(asks: Sequence[Ask], resources: Resources) -> float:
             started = time.perf_counter()
             attempt(smallest, resources)
             pace = (time.perf_counter() - started) / smallest.cost
-        total += pace * sum(unit.cost for unit in work)
+        total += pace * (sum(unit.cost for unit in work) + sum(walking(work).values()))
     return total

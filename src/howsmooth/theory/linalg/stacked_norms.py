@@ -28,6 +28,8 @@ ROUNDS, DIRECTIONS = 5, 3
 LARGEST = 9216
 # So many rows of all matrices enter S as they are, the strongest; the others by norms and by their coupling to these.
 WHOLE = 1152
+# Gram matrices are computed in so many rows of blocks, each block once, where they have so many rows at least.
+GRAM_BLOCKS, LEAST_GRAM = 4, 256
 # The bound is so far above the eigenvalue that iteration found.
 SLACK = 2e-4
 
@@ -183,10 +185,10 @@ def _on_one_side(A: Float[Tensor, "h a b"]) -> float:
     # S would have heads × rows dimensions: the weak rows enter by a norm, and only the strong ones are decomposed.
     heads, rows, columns = A.shape
     strong = min(rows, max(1, WHOLE // heads))
-    _sizes, basis = torch.linalg.eigh(torch.einsum("hac,hbc->ab", A, A))
+    _sizes, basis = torch.linalg.eigh(_gram(A.transpose(0, 1).flatten(1)))
     strong_rows, weak_rows = (basis.flip(-1).mT @ A).split([strong, rows - strong], dim=1)
     beta, S, coupling = _by_norms(weak_rows), _blocks(strong_rows, strong_rows), _blocks(strong_rows, weak_rows)
-    coupled = coupling @ coupling.mT
+    coupled = _gram(coupling)
     largest = _root(S, coupled, beta) * (1 + SLACK)
     if not largest > beta:
         return math.inf
@@ -207,7 +209,20 @@ def _blocks(some: Float[Tensor, "h a c"], others: Float[Tensor, "h b c"]) -> Flo
     """Return the blocks of S between some rows and others."""
     heads, a, b = len(some), some.shape[1], others.shape[1]
     gram = (some.flatten(0, 1) @ others.flatten(0, 1).mT).view(heads, a, heads, b)
-    return ((gram + gram.transpose(0, 2)) / 2).reshape(heads * a, heads * b)
+    return (gram + gram.transpose(0, 2)).div_(2).reshape(heads * a, heads * b)
+
+
+def _gram(rows: Float[Tensor, "m n"]) -> Float[Tensor, "m m"]:
+    """Return the products of all rows with each other; of two blocks that mirror one another one is computed."""
+    m = len(rows)
+    if m < LEAST_GRAM:
+        return rows @ rows.mT
+    gram, size = rows.new_empty(m, m), -(-m // GRAM_BLOCKS)
+    for start in range(0, m, size):
+        end = min(start + size, m)
+        torch.mm(rows[start:end], rows[:end].mT, out=gram[start:end, :end])
+        gram[:start, start:end] = gram[start:end, :start].mT
+    return gram
 
 
 def _by_norms(A: Float[Tensor, "h a b"]) -> float:
@@ -215,8 +230,8 @@ def _by_norms(A: Float[Tensor, "h a b"]) -> float:
     if not A.numel():
         return 0.0
     # Half the sum of both squares, as S is half the sum of both matrices.
-    grams = (A.flatten(0, 1), A.transpose(0, 1).flatten(1).mT)
-    squares = [float(torch.linalg.eigvalsh(x.mT @ x)[-1]) for x in grams]
+    grams = (_gram(A.flatten(0, 1).mT), _gram(A.transpose(0, 1).flatten(1)))
+    squares = [float(torch.linalg.eigvalsh(gram)[-1]) for gram in grams]
     error = 2 * (len(A) * sum(A.shape[1:]) + 8) * UNIT * float(A.square().sum())
     return sum(squares) / 2 + error
 

@@ -27,6 +27,8 @@ LEADS = (8.0, 16.0, 32.0, 64.0)
 COSINES = (0.3, 0.5)
 # How much the others keep of what makes them attract one another.
 KEPT = (1.0, 0.5, 0.0)
+# Points are evaluated together as long as their hyperplanes have so many numbers.
+NUMBERS = 2**22
 # The best pair is improved by so many steps; more of them, or a second pair, gain a few parts in a hundred.
 ITERATIONS = 10
 
@@ -183,6 +185,11 @@ class RotaryTiedProblem:
         # where a mask lets everybody see them; otherwise in the middle, close to all
         first = 0 if attention.positions.causal else (n - 2) // 2
         self.pair, self.others = [first, first + 1], [i for i in range(n) if i not in (first, first + 1)]
+        self.order = torch.tensor(self.pair + self.others).argsort()
+        self.queries, self.query_biases = (
+            torch.stack(x) for x in zip(*((h.Q, h.query_bias) for h in self.heads), strict=True)
+        )
+        self.keys, self.key_biases = (torch.cat(x) for x in zip(*((h.K, h.key_bias) for h in self.heads), strict=True))
         known = torch.arange(n) if rotary.positions is None else rotary.positions.cpu()
         self.turn, self.turn_others = (
             _rotation(rotary, known[places], attention) for places in (self.pair, self.others)
@@ -191,9 +198,9 @@ class RotaryTiedProblem:
         # factors of the sums of AAᵀ over all that see the pair's first token
         self.form_factors = {head: gram_factor(head.Q, head.K, rotary, distances)[0] for head in self.heads}
 
-    def rotated_back(self, keys: Float[Tensor, "m k"]) -> Float[Tensor, "m others k"]:
+    def rotated_back(self, keys: Float[Tensor, "*batch m k"]) -> Float[Tensor, "*batch m others k"]:
         r"""Return :math:`\Theta_i^\top k`, what the others' queries are multiplied with, for turned keys."""
-        return self.turn_others.T(keys[:, None].expand(-1, len(self.others), -1))
+        return self.turn_others.T(keys[..., None, :].expand(*keys.shape[:-1], len(self.others), -1))
 
     def starts(self, head: Head) -> list[np.ndarray]:
         """Return pairs of one head, for several leads of its scores, as points to climb from."""
@@ -216,24 +223,27 @@ class RotaryTiedProblem:
         r"""Return :math:`\|WV\|\,\|\sum_iA_{i-j}A_{i-j}^\top\|^{1/2}`: what this head by itself could come near."""
         return head.norm_WV * matrix_norm(self.form_factors[head])
 
-    def tokens(self, point: Float[Tensor, "rows d"]) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n d"]]:
-        """Return the tokens and the perturbation that a point stands for."""
-        wanted, pair, moves = point[:-4], point[-4:-2], point[-2:]
+    def tokens(
+        self, points: Float[Tensor, "*batch rows d"]
+    ) -> tuple[Float[Tensor, "*batch n d"], Float[Tensor, "*batch n d"]]:
+        """Return the tokens and the perturbation that each point stands for."""
+        wanted, pair, moves = points[..., :-4, :], points[..., -4:-2, :], points[..., -2:, :]
         pair = self.radius * pair / pair.norm(dim=-1, keepdim=True).clamp_min(1.0)
-        order = torch.tensor(self.pair + self.others).argsort()
-        X = torch.cat((pair, self._tied(wanted, pair)))[order]
-        E = torch.cat((moves / moves.norm(), torch.zeros_like(wanted)))[order]
+        moves = moves / moves.flatten(-2).norm(dim=-1)[..., None, None]
+        X = torch.cat((pair, self._tied(wanted, pair)), dim=-2)[..., self.order, :]
+        E = torch.cat((moves, torch.zeros_like(wanted)), dim=-2)[..., self.order, :]
         return X, E
 
-    def _tied(self, wanted: Float[Tensor, "others d"], pair: Float[Tensor, "2 d"]) -> Float[Tensor, "others d"]:
+    def _tied(
+        self, wanted: Float[Tensor, "*batch others d"], pair: Float[Tensor, "*batch 2 d"]
+    ) -> Float[Tensor, "*batch others d"]:
         """Return tokens of length R near some directions, that see the pair tie in every head.
 
         Head h ties at token y on a hyperplane, ⟨c_h, y⟩ = −s_h. All heads tie on an affine subspace, which meets the
         sphere of radius R in a smaller sphere: its centre is the point of the subspace next to the origin, and its
         radius follows by Pythagoras. The token is the point of that sphere in the wanted direction.
         """
-        constraints = [self._tie_constraint(head, pair) for head in self.heads]
-        normals, shift = (torch.stack(side, 1) for side in zip(*constraints, strict=True))
+        normals, shift = self._tie_constraints(pair)
         size = normals.norm(dim=-1, keepdim=True).clamp_min(1e-300)
         normals = normals / size
         # heads with the same hyperplane differ by rounding alone; the ridge keeps the system solvable
@@ -246,18 +256,29 @@ class RotaryTiedProblem:
         radius = (self.radius**2 - (inside * centre).square().sum(-1, keepdim=True)).clamp_min(1e-300).sqrt()
         return inside * centre + radius * wanted / wanted.norm(dim=-1, keepdim=True).clamp_min(1e-300)
 
-    def _tie_constraint(self, head: Head, pair: Float[Tensor, "2 d"]) -> tuple[Float[Tensor, "others d"], Tensor]:
-        """Return the normal c of the hyperplane on which a head ties, and its shift s, for all others."""
-        keys = self.turn((pair @ head.K.mT + head.key_bias)[None])[0]
-        difference = self.rotated_back(keys[:1] - keys[1:])[0]
-        return difference @ head.Q, difference @ head.query_bias
+    def _tie_constraints(
+        self, pair: Float[Tensor, "*batch 2 d"]
+    ) -> tuple[Float[Tensor, "*batch others heads d"], Float[Tensor, "*batch others heads"]]:
+        """Return the normals c of the hyperplanes on which heads tie, and their shifts s, for all others."""
+        keys = (pair @ self.keys.mT + self.key_biases).unflatten(-1, (len(self.heads), -1)).transpose(-3, -2)
+        first, second = self.turn(keys).unbind(-2)
+        difference = self.rotated_back(first - second)
+        normals = torch.einsum("...hik,hkd->...ihd", difference, self.queries)
+        return normals, torch.einsum("...hik,hk->...ih", difference, self.query_biases)
 
-    def log_value(self, point: Float[Tensor, "rows d"]) -> Tensor:
+    def log_value(self, points: Float[Tensor, "*batch rows d"]) -> Float[Tensor, "*batch"]:
         """Return the logarithm of the response of the whole layer."""
-        return self._response(*self.tokens(point)).log()
+        X, E = self.tokens(points)
+        return self.attention.jacobian(X).jvp(E).flatten(-2).norm(dim=-1).log()
 
-    def _response(self, X: Float[Tensor, "n d"], E: Float[Tensor, "n d"]) -> Tensor:
-        return self.attention.jacobian(X).jvp(E).norm()
+    def best(self, points: list[np.ndarray]) -> tuple[LayerPair, np.ndarray]:
+        """Return the point of some with the largest response, and its pair; what is no number has none."""
+        together = max(1, NUMBERS // (len(self.others) * self.queries[:, 0].numel()))
+        with torch.no_grad():
+            parts = torch.from_numpy(np.stack(points)).split(together)
+            found = torch.cat([self.log_value(part) for part in parts]).nan_to_num(-math.inf, posinf=-math.inf)
+        best = points[int(found.argmax())]
+        return self.built(best), best
 
     def climb(self, start: np.ndarray) -> np.ndarray:
         """Improve a point by L-BFGS."""
@@ -274,7 +295,7 @@ class RotaryTiedProblem:
         """Return the pair of a point, and what it proves; what is no number proves nothing."""
         with torch.no_grad():
             X, E = self.tokens(torch.from_numpy(point))
-            response = self._response(X, E).nan_to_num(0.0, posinf=0.0)
+            response = self.attention.jacobian(X).jvp(E).norm().nan_to_num(0.0, posinf=0.0)
         return LayerPair(X=X, E=E, log_value=log(float(response)))
 
 
@@ -290,8 +311,7 @@ def rotary_tied_pairs(attention: Attention, n: int, radius: float, *, heads: int
         )
     # All starts are evaluated, which is cheap; only the best one is improved.
     some = sorted(some, key=problem.promise, reverse=True)[:heads]
-    tried = [[(problem.built(point), point) for point in problem.starts(head)] for head in some]
-    found = [max(pairs, key=_proven) for pairs in tried]
+    found = [problem.best(problem.starts(head)) for head in some]
     best = max(range(len(found)), key=lambda h: _proven(found[h]))
     climbed = problem.climb(found[best][1])
     found[best] = max(found[best], (problem.built(climbed), climbed), key=_proven)
