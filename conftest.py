@@ -1,14 +1,18 @@
 """Doctests use torch and the names of their own module; types are checked in the first calls; files stay together."""
 
+import gc
 from typing import Any
 
 import pytest
-import torch
 import typecheck
+
+gc.set_threshold(10_000, 20, 10)  # by its usual thresholds the collector takes a tenth of the time, of imports too
 
 
 @pytest.fixture(autouse=True)
 def _torch_in_doctests(doctest_namespace: dict) -> None:
+    import torch
+
     doctest_namespace["torch"] = torch
 
 

@@ -13,8 +13,6 @@ import howsmooth as hs
 
 collect_ignore = ["refused_by_mypy.py"]  # mypy reads it, and nothing runs it
 
-gc.set_threshold(10_000, 20, 10)  # by its usual thresholds the collector takes a tenth of the time of the tests
-
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # the workers share the cores
 
