@@ -20,8 +20,9 @@ from claims import options, verdict
 
 import howsmooth as hs
 from howsmooth.certificates.sentence_certifier import SentenceCertifier
-from howsmooth.certificates.sentences import classifier_at, read_sentence
+from howsmooth.certificates.sentences import classifier_at
 from howsmooth.maps.protocols import Map
+from howsmooth.models.inputs.model_inputs import read_sentence
 
 SENTENCES = ("a gripping film", "the plot is thin and the jokes fall flat", "a warm , funny and moving story")
 # Known up to this share; the first step from the radius of the ball, squared at every further one.

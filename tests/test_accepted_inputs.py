@@ -11,7 +11,7 @@ import torch
 from torch.testing import assert_close
 
 import howsmooth as hs
-from howsmooth.cli.commands import defaults_for
+from howsmooth.cli.commands import _names, defaults_for, load
 from howsmooth.studies.json_values import settings_of
 from howsmooth.studies.plans.measurement_plan import MeasureSettings, Measuring
 
@@ -35,6 +35,8 @@ def test_arrays_and_lists_are_tokens_in_the_numbers_of_the_map(rng):
         assert_close(hs.attack(f, given, eps=np.float32(0.1), budget=np.int64(20)).gain, gain)
         assert hs.bounds.local_upper(f, given).value == hs.bounds.local_upper(f, X).value
         assert hs.typical_gain(f, given, samples=4).value > 0
+        for around in (hs.bounds.neighbourhood_upper, hs.bounds.displacement_upper):
+            assert around(f, given, eps=0.1).value == around(f, X, eps=0.1).value
     with pytest.raises(hs.errors.DtypeError, match="rows of numbers of one length"):
         hs.local_lipschitz(f, [[1.0], [1.0, 2.0]])
     assert hs.bounds.smallest_upper(f, n=np.int64(3), radius=np.float32(1)).value > 0
@@ -71,6 +73,12 @@ def test_inputs_in_memory_are_measured_as_those_of_a_file(reviews, tmp_path):
         hs.measure(reviews, text="no-such-file.txt")
 
 
+def test_a_classifier_that_reads_no_special_tokens_says_how_it_would(reviews):
+    bare = hs.measure(reviews, map="classes", sentence=SENTENCES[0], rtol=0.1)
+    framed = hs.measure(reviews, map="classes", sentence=SENTENCES[0], rtol=0.1, special_tokens=True)
+    assert [["special_tokens=True" in note for note in found.notes].count(True) for found in (bare, framed)] == [1, 0]
+
+
 def test_what_a_tokenizer_returns_is_run_as_it_is(reviews):
     tokenizer = reviews.tokenizer._inner
     both = tokenizer(["a film", "a gripping film"], padding=True, return_tensors="pt")
@@ -94,6 +102,41 @@ def test_pipelines_paths_and_tokenizers_lead_to_models(reviews):
     assert hs.measure(reviews.with_head, tokenizer=inner, sentence="a film", **QUICK).records
     with pytest.raises(hs.errors.UnsupportedModelError, match="no model"):
         hs.load(Path("/nowhere/at/all"))
+
+
+@pytest.mark.untyped
+def test_a_sentence_has_its_words_replaced_as_its_tokens_have(reviews):
+    before, behind = reviews.tokenizer.frame()
+    ids = [*before, *reviews.tokenizer.encode(SENTENCES[0]), *behind]
+    found = [hs.swap(reviews, given).displacement for given in (SENTENCES[0], ids, torch.tensor(ids))]
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.untyped
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda net, X: hs.local_lipschitz(net, X), "reads token ids, and a derivative is about vectors"),
+        (lambda net, X: hs.local_lipschitz(net.head.double(), X), "tokens and weights must have one dtype"),
+        (lambda net, X: hs.load(net.encoder.layers[0]).activations([[1, 2]]), "reads hidden states"),
+        (lambda net, X: hs.load(net).activations([[1, 20]]), "no embedding for a token of 1 to 20"),
+        (lambda net, X: hs.budget(net, [[1, 20]], schemes=["int4"], passes=2), "no embedding for a token"),
+        (lambda net, X: hs.budget(net, X, schemes=["int4"], passes=2), "reads token ids, got float32 numbers"),
+        (lambda net, X: hs.certify(net, SENTENCES), r"hs\.certified_accuracy takes many"),
+        (lambda net, X: hs.bracket(hs.Attention.random(heads=1, d=4), n="6", radius=1), "at least 1, got '6'"),
+        (lambda net, X: hs.bracket(hs.Attention.random(heads=1, d=4), n=6, radius="1"), "positive and finite, got '1'"),
+        (lambda net, X: hs.domains.Sphere("1"), "positive and finite, got '1'"),
+        (lambda net, X: hs.domains.Ball("1"), "positive and finite, got '1'"),
+        (lambda net, X: hs.domains.Neighbourhood(X, "1"), "positive and finite, got '1'"),
+        (
+            lambda net, X: hs.bounds.neighbourhood_upper(hs.Attention.random(heads=2, d=8), X[None], eps=0.1),
+            "takes one sequence",
+        ),
+    ],
+)
+def test_what_is_not_meant_is_told_in_a_sentence_and_not_by_torch(call, said):
+    with pytest.raises(hs.errors.HowsmoothError, match=said):
+        call(OwnClassifier().eval(), torch.ones(3, 8))
 
 
 class Pooling(torch.nn.Module):
@@ -173,6 +216,16 @@ def test_token_ids_in_place_of_tokens_or_sentences_are_told_where_they_belong(re
         hs.certified_accuracy(reviews, torch.tensor([[1, 2]]), labels=["good"])
 
 
+@pytest.mark.untyped
+def test_swaps_growths_and_budgets_are_written_as_json(reviews):
+    swapped = hs.swap(reviews, SENTENCES[0])
+    assert json.loads(swapped.to_json())["displacement"] == swapped.displacement
+    grown = hs.growth({8: [1.0, 1.1], 16: [1.4, 1.5]})
+    assert json.loads(grown.to_json())["exponent"] == grown.exponent
+    found = hs.budget(OwnClassifier().eval(), [[1, 2, 3]], schemes=["int4"], passes=2)
+    assert [each["kl"] for each in json.loads(found.to_json())["effects"]] == [each.kl for each in found.effects]
+
+
 @pytest.mark.skipif(importlib.util.find_spec("pandas") is not None, reason="pandas is here")
 def test_without_pandas_a_frame_says_so(reviews):
     with pytest.raises(hs.errors.AssumptionError, match="pip install pandas"):
@@ -185,11 +238,14 @@ def test_type_checkers_know_every_keyword_of_measure():
 
 def test_a_file_has_defaults_of_options(tmp_path):
     (tmp_path / "howsmooth.toml").write_text('threads = 2\n[measure]\nlengths = [8, 16]\n"per-head" = true\n')
-    parameters = dict.fromkeys(("lengths", "per_head", "threads"))
+    parameters = {name: name for name in ("lengths", "per_head", "threads")}
     inside = tmp_path / "inside"
     inside.mkdir()
     assert defaults_for("measure", parameters, inside) == {"threads": 2, "lengths": "8,16", "per_head": True}
     assert defaults_for("runs", {}, inside) == {}
+    (inside / "pyproject.toml").write_text("[tool.howsmooth.measure]\nbracket = false\nn = 8\n")
+    called = _names(load("measure"))
+    assert defaults_for("measure", called, inside) == {"certify": False, "lengths": 8}
     (inside / "pyproject.toml").write_text("[tool.howsmooth.measure]\nlenths = [8]\n")
     with pytest.raises(hs.errors.FileError, match="did you mean lengths"):
         defaults_for("measure", parameters, inside)

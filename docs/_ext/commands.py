@@ -55,7 +55,8 @@ def _row(parameter: Any) -> str:
         names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
     else:
         *others, last = sorted(parameter.opts, key=len)
-        value = parameter.metavar or {int: "INT", float: "FLOAT"}.get(type(parameter.default), "VALUE")
+        number = re.search("int|float", str(parameter.type_descriptor.annotation))
+        value = parameter.metavar or ("NUMBER" if number else "TEXT")
         names = ", ".join([*(f"`{name}`" for name in others), f"`{last} {value}`"])
     meaning = " ".join((getattr(parameter, "help", "") or "").split()).replace("|", "\\|")
     return f"| {names} | {meaning}{_default(parameter)} |"
@@ -65,6 +66,8 @@ def _default(parameter: Any) -> str:
     default = parameter.default
     if parameter.required:
         return " Required."
+    if parameter.show_default is False:
+        return ""
     if getattr(parameter, "is_flag", False):
         if not parameter.secondary_opts:
             return ""

@@ -19,10 +19,12 @@ from howsmooth.attention_calls import use_sdpa as use_sdpa
 from howsmooth.budgets import budget as budget
 from howsmooth.certificates.certify import certify as certify
 from howsmooth.certificates.synonyms import certify_synonyms as certify_synonyms
+from howsmooth.check import CheckOutcome as CheckOutcome
 from howsmooth.check import check_proof as check_proof
 from howsmooth.maps import Attention as Attention
 from howsmooth.metrics import Metric as Metric
 from howsmooth.metrics import Metrics as Metrics
+from howsmooth.models.activations import Activations as Activations
 from howsmooth.models.load import load as load
 from howsmooth.models.transformer import Transformer as Transformer
 from howsmooth.report.page import write_report as write_report
@@ -47,6 +49,7 @@ from howsmooth.studies import growth as growth
 from howsmooth.theory import bounds as bounds
 from howsmooth.theory import inputs as inputs
 from howsmooth.theory.results import Bound as Bound
+from howsmooth.theory.results import BoundsTable as BoundsTable
 from howsmooth.theory.results import Bracket as Bracket
 from howsmooth.theory.results import Witness as Witness
 from howsmooth.tokens import swap as swap

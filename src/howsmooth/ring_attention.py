@@ -41,9 +41,10 @@ def answering() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        (said, *_others) = (str(error).strip() or type(error).__name__).splitlines()
         raise ClusterError(
             "a process of the group was lost, or did not answer within the time-out of the group; start all of them "
-            f"again ({str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__})."
+            f"again ({said.partition('. ')[0]})."  # what follows is advice of the backend
         ) from error
 
 

@@ -337,3 +337,23 @@ def test_an_update_with_many_dots_is_quick(open_lab, record_property):
         record_property(f"milliseconds for an update with {dots} dots", times[len(times) // 2])
         print(f"{dots} dots: {times[len(times) // 2]:.1f} ms for an update (median), at most {times[-1]:.1f}")
         assert times[len(times) // 2] < 1000
+
+
+# How large letters are on the screen: drawings are scaled to the room they have.
+LETTERS = """() => [...document.querySelectorAll("svg text")]
+    .filter(text => text.checkVisibility() && text.textContent)
+    .map(text => [text.textContent, parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().a])"""
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE])
+def test_letters_of_drawings_are_large_enough_and_not_cut(open_lab, size):
+    for scene in ("infinity", "crowd", "minilm"):
+        lab = open_lab(f"#scene={scene}", size=size)
+        letters = lab.page.evaluate(LETTERS)
+        assert len(letters) > 10
+        assert [(text, height) for text, height in letters if height < 11] == []
+        cut = """() => [...document.querySelectorAll("#chart text")].filter(text => {
+            const [box, room] = [text, text.closest("svg")].map(each => each.getBoundingClientRect());
+            return box.left < room.left || box.right > room.right;
+        }).map(text => text.textContent)"""
+        assert lab.page.evaluate(cut) == []

@@ -10,8 +10,9 @@ import torch
 from networks import classifier
 
 import howsmooth as hs
-from howsmooth.certificates.sentences import classifier_at, read_sentence
+from howsmooth.certificates.sentences import classifier_at
 from howsmooth.maps.activations import ACTIVATIONS
+from howsmooth.models.inputs.model_inputs import read_sentence
 
 TEXTS = ("a gripping film", "dull and much too long", "it is not without charm .", "one of the best films of the year")
 SCALES = (1e-3, 1e-2, 0.1, 1.0, 1.0, 1.0, 10.0, 100.0, 1e3)

@@ -17,11 +17,11 @@ from howsmooth.certificates.sentences import (
     classifier_at,
     label_number,
     ordinary_positions,
-    read_sentence,
     word_positions,
 )
 from howsmooth.certificates.settings import norm_in
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
+from howsmooth.models.inputs.model_inputs import read_sentence
 
 __all__ = ["save_classifier", "small_classifier"]
 

@@ -9,9 +9,10 @@ from sentences import save_classifier, small_classifier
 
 import howsmooth as hs
 from howsmooth.certificates.sentence_certifier import SentenceCertifier
-from howsmooth.certificates.sentences import classifier_at, read_sentence
+from howsmooth.certificates.sentences import classifier_at
 from howsmooth.certificates.synonyms import CombinationSearch, ReplacementHull, ReplacementPerturbation
 from howsmooth.errors import AssumptionError
+from howsmooth.models.inputs.model_inputs import read_sentence
 
 __all__ = ["save_classifier", "small_classifier"]
 

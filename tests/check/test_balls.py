@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from flint import arb
 
-from howsmooth.check.balls import BallArray, ball, length, norm_at_most, norms_upper, semidefinite
+from howsmooth.check.balls import (
+    BallArray,
+    ball,
+    largest_eigenvalue,
+    length,
+    norm_at_most,
+    norms_upper,
+    semidefinite,
+    square_below,
+)
 
 rng = np.random.default_rng(0)
 
@@ -96,4 +105,19 @@ def test_what_is_no_number_proves_nothing(bad):
     assert not norm_at_most(BallArray(x, np.abs(broken)), 1e6)
     assert not norm_at_most(ball(x), bad)
     assert not semidefinite(ball(broken), 1e6)
+    assert np.isnan(largest_eigenvalue(ball(broken)))
     assert not semidefinite(ball(x @ x.T), bad)
+
+
+def test_largest_eigenvalues_are_proven_closely_and_never_below():
+    x = rng.standard_normal((12, 12))
+    x = x + x.T
+    values = np.linalg.eigvalsh(x)
+    for sign, truth in ((1.0, values[-1]), (-1.0, -values[0])):
+        assert truth <= largest_eigenvalue(ball(sign * x)) <= truth * (1 + 1e-9)
+    assert 0 <= largest_eigenvalue(ball(-x @ x.T)) < 1e-9
+    moved = largest_eigenvalue(BallArray(x, np.full(x.shape, 1e-3)))
+    assert np.linalg.eigvalsh(x + 1e-3)[-1] <= moved <= values[-1] + 0.05
+    assert semidefinite(ball(x), -values[0] * (1 + 1e-9))
+    assert not semidefinite(ball(x), -values[0] * (1 - 1e-9))
+    assert Fraction(square_below(0.1)) <= Fraction(0.1) ** 2

@@ -3,6 +3,7 @@
 import copy
 import json
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,13 +12,13 @@ import torch
 import howsmooth as hs
 from howsmooth.check import check_proof
 from howsmooth.check.balls import BallArray, ball
-from howsmooth.check.boxes import STEPS, BoxModel, CheckedBentUnits, Leaves, _linear_step, check_verdict, covers
+from howsmooth.check.box_models import STAGES, AttentionOnBox, BoxModel, LinearOnBox, ReLUsOnBox, Symbols
+from howsmooth.check.boxes import Leaf, check_verdict, covers, lower_bounds
 from howsmooth.check.checker import _checked
-from howsmooth.check.outcomes import CannotCheck, Refuted
 from howsmooth.errors import AssumptionError
-from howsmooth.maps import MLP, Attention, Chain, LayerNorm, Residual
+from howsmooth.maps import MLP, Attention, Chain, Dense, LayerNorm, Pooling, Residual
 from howsmooth.maps.affine import Affine
-from howsmooth.proof_files import steps_of
+from howsmooth.proof_files import steps_of, write_proof
 from howsmooth.verification import Property
 from howsmooth.verification.proofs import verdict_claim
 from howsmooth.verification.verdicts import _expanded, _Margins, _Network
@@ -65,32 +66,83 @@ def claimed():
     return f, wanted, claim
 
 
+def model_of(f, x, eps, level, units=()):
+    """The Taylor model of a network on the box around an input."""
+    return BoxModel(steps_of(f), (x - eps).numpy().ravel(), (x + eps).numpy().ravel(), list(units), level)
+
+
 @pytest.mark.parametrize("residual", [0, 1])
 def test_what_tokens_are_known_up_to_is_part_of_what_is_beyond(residual, monkeypatch, rng):
     """Behind a step whose balls have radii, functionals reach as far as the signs of all entries of these allow."""
     loose, signs = 0.125, [-1.0, 1.0]
 
-    def uncertain(model, step):
-        value, linear, pull = _linear_step(model, step)
-        return BallArray(value.mid, value.rad + loose), BallArray(linear.mid, linear.rad + loose), pull
+    class Uncertain(LinearOnBox):
+        def __init__(self, step, model):
+            super().__init__(step, model)
+            self.value = BallArray(self.value.mid, self.value.rad + loose)
+            self.slope = BallArray(self.slope.mid, self.slope.rad + loose)
 
     f = Affine(weight=gaussian(rng, 2, 2, 1, 3), bias=gaussian(rng, 2, 2))
     inner = Affine(weight=gaussian(rng, 2, 2, 2, 2), bias=gaussian(rng, 2, 2))
-    steps = steps_of(Chain(f, Residual(inner) if residual else inner))
-    lower, upper = -np.ones(3), np.ones(3)
-    monkeypatch.setitem(STEPS, "affine", uncertain)
-    model = BoxModel(steps, lower, upper, 0)
-    assert not model.centre.rad.any()
-    assert not model.linear.rad.any()
+    monkeypatch.setitem(STAGES, "affine", Uncertain)
+    model = BoxModel(steps_of(Chain(f, Residual(inner) if residual else inner)), -np.ones(3), np.ones(3), [], 0)
     functional = np.array([[[1.0, -2.0], [0.5, 0.0]]])
-    below, above = model.beyond_linear(ball(functional), False)
+    found = model.by_ranges(ball(functional))[0]
     corners = np.stack(np.meshgrid(*[signs] * 3)).reshape(3, -1)
     coordinates = np.abs(f.weight.numpy().reshape(4, 3) @ corners).sum(0).max()
     # every coordinate of the image of the box at its largest at once is more than any input makes of them
     most = np.abs(f.weight.numpy()).sum()
     least = np.abs(functional).sum() * loose * (1 + coordinates)
-    for found in (below, above):
-        assert least <= found[0] <= np.abs(functional).sum() * loose * (1 + most) * (1 + 1e-9)
+    assert least <= found <= np.abs(functional).sum() * loose * (1 + most) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_forms_are_bounded_closely_on_the_box(apart, rng):
+    """No corner exceeds a bound, and no bound exceeds π/2 times what the semidefinite relaxation may lose."""
+    numbers = np.random.default_rng(4)
+    U = numbers.standard_normal((4, 6))
+    if apart:
+        U[:2, 3:] = U[2:, :3] = 0
+    symbols = Symbols(U, np.array([0, 0, 1, 1]))
+    assert len(symbols.blocks) == 1 + apart
+    symbols.add(np.array([0.5, 0.0]))
+    corners = np.stack(np.meshgrid(*[[-1.0, 1.0]] * 7)).reshape(7, -1)
+    s = np.concatenate([U @ corners[:6], 0.5 * corners[6:], np.zeros((1, corners.shape[1]))])
+    for _ in range(20):
+        F, G = numbers.standard_normal((2, 6, 3))
+        values = ((F.T @ s) * (G.T @ s)).sum(0)
+        above, below = symbols.form_ranges([(F, G), (F[:4] * 0, G[:4])])
+        assert values.max() <= above <= np.abs(values).max() * 4
+        assert -values.min() <= below <= np.abs(values).max() * 4
+        square = symbols.form_ranges([(F[:, :1], F[:, :1])])
+        exact = symbols.ranges(ball(F[:, 0])) ** 2  # weights of the page attain it
+        assert exact * (1 - 1e-9) <= square[0] <= exact * (1 + 1e-6)
+        assert square[1] <= 1e-9 * exact
+    assert symbols.form_ranges([(F * 0, G)])[0] == pytest.approx(0, abs=1e-200)
+    broken = F.copy()
+    broken[0, 0] = np.nan
+    assert not symbols.form_ranges([(broken, G)])[0] < np.inf
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_what_exponentials_are_beyond_their_orders_is_never_exceeded(level):
+    r"""Of every row: :math:`e^b/Z-1-b`, and, up to a constant, :math:`e^b/Z-1-b-\frac12b^2`."""
+    f, x = network()
+    stage = next(s for s in model_of(f, x, 0.3, level).stages if isinstance(s, AttentionOnBox))
+    beta = stage.beta1 + stage.beta2
+    signs = np.stack(np.meshgrid(*[[-1.0, -0.5, 0.0, 0.5, 1.0]] * N)).reshape(N, -1)
+    for h, i in np.ndindex(beta.shape[:2]):
+        P, b = stage.at.P.mid[h, i], signs.T * beta[h, i]
+        b = b - (P * b).sum(-1, keepdims=True)
+        inside = (np.abs(b) <= beta[h, i]).all(1)
+        b = b[inside]
+        assert len(b) > 5
+        weights = np.exp(b) / (P * np.exp(b)).sum(-1, keepdims=True)
+        assert (np.abs(weights - 1 - b) <= stage.second[h, i] * (1 + 1e-12)).all()
+        constant = 1 - 1 / (P * np.exp(b)).sum(-1, keepdims=True)
+        third = weights - 1 - b - b**2 / 2 + constant
+        assert (np.abs(third) <= stage.third[h, i] * (1 + 1e-12)).all()
+        assert np.abs(third).max() > 0.05 * stage.third[h, i].max()
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -112,137 +164,111 @@ def test_a_box_around_tokens_without_bent_units_is_checked(tmp_path):
     assert [outcome.status for outcome in check_proof(tmp_path / "proof.json", rest)] == ["checked"]
 
 
+def test_pooling_dense_layers_and_residual_connections_around_several_steps_are_checked(tmp_path):
+    f, x = network()
+    rng = torch.Generator().manual_seed(5)
+    both = Residual(Chain(f.maps[1].map, f.maps[2].map))
+    last = Chain(Pooling(weights=torch.full((N,), 1 / N, dtype=torch.float64)), Dense(weight=gaussian(rng, 3, D)))
+    g = Chain(f.maps[0], both, f.maps[3], last)
+    robust = Property.robust(x, eps=0.01, label=int(g(x[None]).argmax()), classes=3)
+    hs.verify(g, robust).save(tmp_path / "proof.json", g, robust)
+    assert [outcome.status for outcome in check_proof(tmp_path / "proof.json", g)] == ["checked"]
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_what_is_beyond_the_linear_part_is_never_exceeded(level, causal):
     f, x = network(causal=causal, patches=level == 1)
     eps, rng = 0.1, torch.Generator().manual_seed(2)
-    steps = steps_of(f)
-    model = BoxModel(steps, (x - eps).numpy(), (x + eps).numpy(), level)
+    model = model_of(f, x, eps, level)
+    assert len(model.symbols.blocks) == (N if level == 1 else 1)
     functionals = ball(gaussian(rng, 6, 1, 3).numpy())
-    below, above = model.beyond_linear(functionals, True)
+    above, below = model.by_forms(functionals)
     xi = torch.rand(200, INPUTS, generator=rng, dtype=torch.float64) * 2 - 1
-    corners = xi.sign()
-    y = np.concatenate([_coordinates(f, x, eps, part) for part in (xi, corners)])
-    inputs = x + eps * torch.cat((xi, corners))
-    eta = _symbols(f, model, inputs)
-    linear = model.linear.mid @ np.concatenate((y, eta), 1).T  # 1, 3, samples
-    beyond = f(inputs[:, None])[:, 0].numpy() - model.centre.mid - linear[0].T
-    found = beyond @ functionals.mid[:, 0].T
+    inputs = x + eps * torch.cat((xi, xi.sign()))
+    linear = np.tensordot(_symbols(f, x, model, inputs), model.slopes[-1], 1)
+    beyond = f(inputs[:, None]).numpy() - model.centres[-1] - linear
+    found = np.tensordot(beyond, functionals.mid, ((1, 2), (1, 2)))
     assert (found >= -below * (1 + 1e-9)).all()
     assert (found <= above * (1 + 1e-9)).all()
+    assert (np.abs(found) <= model.by_ranges(functionals)).all()
     assert (np.abs(found).max(0) > 1e-3 * above).all()  # bounds of something
 
 
-def _coordinates(f, x, eps, xi):
-    return (f.maps[0](x + eps * xi[:, None]) - f.maps[0](x[None])).flatten(1).numpy()
-
-
-def _symbols(f, model, inputs):
-    """The symbols of all bent units at some inputs, from their definition."""
-    tokens, found, layer = inputs[:, None], [], 0
+def _units(f, model, inputs):
+    """The hidden units that have symbols at some inputs, MLP after MLP."""
+    stages = iter(stage for stage in model.stages if isinstance(stage, ReLUsOnBox))
+    tokens, found = inputs[:, None], []
     for part in f.maps:
         if isinstance(part, Residual) and isinstance(part.map, MLP):
             unit = torch.nn.functional.linear(tokens, part.map.up, part.map.up_bias).flatten(1).numpy()
-            bent = model.bent[layer]
-            values = unit[:, bent.places]
-            found.append((np.maximum(values, 0) - bent.slope * values) / bent.gap - 1)
-            layer += 1
+            found.append(unit[:, next(stages).places])
         tokens = part(tokens)
-    eta = np.concatenate(found, 1)
-    assert np.abs(eta).max() <= 1 + 1e-9
-    return eta
+    return found
+
+
+def _symbols(f, x, model, inputs):
+    """All symbols at some inputs, from their definition."""
+    found = [(f.maps[0](inputs[:, None]) - f.maps[0](x[None, None])).flatten(1).numpy()]
+    stages = [stage for stage in model.stages if isinstance(stage, ReLUsOnBox)]
+    for stage, values in zip(stages, _units(f, model, inputs), strict=True):
+        eta = np.maximum(values, 0) - stage.sigma * values - stage.half
+        assert (np.abs(eta) <= stage.half * (1 + 1e-9)).all()
+        found.append(eta)
+    return np.concatenate(found, 1)
 
 
 def test_no_point_of_a_leaf_has_a_smaller_margin():
     f, wanted, claim = claimed()
-    model = BoxModel(steps_of(f), np.array(claim["lower"]), np.array(claim["upper"]), claim["level"])
-    units, leaves = CheckedBentUnits(model), claim["unsafe"][0]["leaves"]
+    units = [tuple(x) for x in claim["units"]]
+    model = model_of(f, (wanted.lower + wanted.upper) / 2, (wanted.upper - wanted.lower) / 2, claim["level"], units)
+    leaves = [Leaf.of(leaf, len(units)) for leaf in claim["unsafe"][0]["leaves"]]
     (A, b), rng = wanted.unsafe[0], torch.Generator().manual_seed(0)
     functional = ball(-A.numpy()[None])
-    (below,) = model.beyond_linear(functional, True, sides=(1,))
-    m0 = (functional * model.centre).reshape(-1).sum() + b.numpy()[0] - ball(below[0])
-    linear = functional.reshape(1, -1) @ model.linear.reshape(3, -1)
-    named = [tuple(x) for x in claim["units"]]
-    parts = Leaves.of(leaves, named, units)
-    base = model.symbols.size
-    least = units.least(m0, model.symbols.on_symbols(linear), linear[:, base:], parts)
+    _above, below = model.by_forms(functional)
+    constant = (functional * model.centres[-1]).reshape(-1).sum() + b.numpy() - ball(below)
+    least = lower_bounds(model, ball(model.slopes[-1][:, 0]) @ -A[0].numpy(), constant, leaves)
     assert (least > 0).all()
     inputs = wanted.lower + (wanted.upper - wanted.lower) * torch.rand(300, INPUTS, generator=rng, dtype=torch.float64)
     margins = (b - f(inputs[:, None])[:, 0] @ A[0]).numpy()
-    eta = _symbols(f, model, inputs)
-    signs = np.sign(np.where(eta > 1e9, 0, _units(f, model, inputs)))
+    stages = [stage for stage in model.stages if isinstance(stage, ReLUsOnBox)]
+    values = dict[tuple[int, int], np.ndarray]()
+    for mlp, (stage, found) in enumerate(zip(stages, _units(f, model, inputs), strict=True)):
+        values.update({(mlp, int(place)): column for place, column in zip(stage.places, found.T, strict=True)})
     seen = 0
-    for row, side in enumerate(parts.side):
-        inside = ((signs == side) | (side == 0)).all(1)
+    for leaf, bound in zip(leaves, least, strict=True):
+        inside = np.all([values[units[k]] * side > 0 for k, side in leaf.sides.items()], axis=0)
         seen += int(inside.sum())
-        assert (margins[inside] >= least[row]).all()
+        assert (margins[inside] >= bound).all()
     assert seen == len(inputs)  # every input is in one leaf
-
-
-def _units(f, model, inputs):
-    tokens, found, layer = inputs[:, None], [], 0
-    for part in f.maps:
-        if isinstance(part, Residual) and isinstance(part.map, MLP):
-            unit = torch.nn.functional.linear(tokens, part.map.up, part.map.up_bias).flatten(1).numpy()
-            found.append(unit[:, model.bent[layer].places])
-            layer += 1
-        tokens = part(tokens)
-    return np.concatenate(found, 1)
 
 
 def test_leaves_cover_everything_or_are_refused():
     assert covers([{}])
-    assert covers([{3: 1.0}, {3: -1.0, 5: 1.0}, {3: -1.0, 5: -1.0}])
-    assert not covers([{3: 1.0}])
+    assert covers([{3: 1}, {3: -1, 5: 1}, {3: -1, 5: -1}])
+    assert covers([{3: 1, 5: 1}, {3: 1, 5: -1}, {3: -1, 5: 1}, {3: -1, 5: -1}])
+    assert not covers([{3: 1}])
     assert not covers([])
-    assert not covers([{3: 1.0}, {3: -1.0, 5: 1.0}])
-    assert not covers([{3: 1.0}, {5: -1.0}])
+    assert not covers([{3: 1}, {3: -1, 5: 1}])
+    assert not covers([{3: 1}, {5: -1}])
 
 
-def at_the_limit(steps, claim):
-    """Lower the bar of a claim as far as it is checked, by bisection: any better claim then has nothing left."""
-    low, high = claim["unsafe"][0]["b"][0] - 0.1, claim["unsafe"][0]["b"][0]
-    for _ in range(25):
-        middle = (low + high) / 2
-        claim["unsafe"][0]["b"] = [middle]
-        try:
-            check_verdict(steps, claim)
-            high = middle
-        except Refuted:
-            low = middle
-    claim["unsafe"][0]["b"] = [high]
-    return claim
+def test_tampered_verdicts_do_not_claim_more(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks" / "experiments")
+    from tampered_verdicts import MORE, NONE, SAME, at_the_limit, status, tampered
 
-
-def test_tampered_verdicts_do_not_claim_more():
     f, _wanted, claim = claimed()
-    steps, rng = steps_of(f), np.random.default_rng(0)
-    original = at_the_limit(steps, copy.deepcopy(claim))
-    check_verdict(steps, original)
-    count = 0
-    for k in range(60):
-        claim, share, way = copy.deepcopy(original), 10.0 ** rng.uniform(-6, -1), k % 6
-        (unsafe,) = claim["unsafe"]
-        leaves = unsafe["leaves"]
-        leaf = leaves[rng.integers(len(leaves))]
-        if way == 0:  # a larger box
-            claim["upper"] = [x + share * abs(x) for x in claim["upper"]]
-        elif way == 1:  # a lower bar
-            unsafe["b"] = [unsafe["b"][0] - share]
-        elif way == 2:  # a part is missing
-            leaves.remove(leaf)
-        elif way == 3:  # a part on the other side
-            leaf["sides"][0][1] *= -1
-        elif way == 4:  # multipliers and slopes that prove nothing
-            leaf["sides"][0][2] = -1.0
-            unsafe["b"] = [unsafe["b"][0] - share]
-        else:
-            leaf["alpha"] = [1 + share] * len(leaf["alpha"])
-        with pytest.raises((Refuted, CannotCheck)):
-            check_verdict(steps, claim)
-        count += 1
-    assert count == 60
+    write_proof(tmp_path / "proof.json", f, [claim])
+    original = at_the_limit(json.loads((tmp_path / "proof.json").read_text()), f)
+    assert status(original, f) == "checked"
+    found = {MORE: [], NONE: [], SAME: []}
+    changed = tampered(original, np.random.default_rng(0))
+    for _ in range(160):
+        kind, _change, proof = next(changed)
+        found[kind].append(status(proof, f))
+    assert "checked" not in found[MORE] + found[NONE]
+    assert "checked" in found[SAME]
+    assert min(map(len, found.values())) > 20
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), None, [], "1"])

@@ -1,4 +1,5 @@
 import dataclasses
+import os
 import re
 import subprocess
 import sys
@@ -119,14 +120,43 @@ def test_every_command_that_computes_takes_threads_and_json(howsmooth):
         assert all(option in howsmooth(command, "--help").out for option in ("--threads", "--json", "--device"))
 
 
-def test_a_shell_completes_commands_and_options(howsmooth, monkeypatch):
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("howsmooth meas", "measure"),
+        ("howsmooth measure --len", "--lengths"),
+        ("howsmooth measure m", "minilm mine mine.gguf"),
+        ("howsmooth bounds min", "minilm mine mine.gguf"),
+        ("howsmooth swap r", "reviews"),
+        ("howsmooth paper re", "real regimes reviews"),
+        ("howsmooth measure nowhere", ""),
+    ],
+)
+def test_a_shell_completes_commands_options_and_models(typed, completed, howsmooth, monkeypatch, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("{}")
+    (tmp_path / "mine.gguf").write_bytes(b"")
+    (tmp_path / "mine.txt").write_text("no model")
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("_HOWSMOOTH_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", "howsmooth meas")
-    monkeypatch.setenv("COMP_CWORD", "1")
-    assert howsmooth().out.split() == ["measure"]
-    monkeypatch.setenv("COMP_WORDS", "howsmooth measure --len")
-    monkeypatch.setenv("COMP_CWORD", "2")
-    assert howsmooth().out.split() == ["--lengths"]
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", str(typed.count(" ")))
+    assert howsmooth().out.split() == completed.split()
+
+
+def test_bash_itself_completes_what_is_typed(tmp_path):
+    name = "howsmooth"
+    (tmp_path / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" -m howsmooth "$@"\n')
+    (tmp_path / name).chmod(0o755)
+    script = f"""eval "$({name} --show-completion bash)"
+        COMP_WORDS=({name} certify re) COMP_CWORD=2
+        _howsmooth_completion {name}
+        echo "${{COMPREPLY[@]}}" """
+    paths = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
+    found = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=os.environ | paths, capture_output=True, text=True, check=True
+    )
+    assert found.stdout == "reviews\n"
 
 
 def test_what_goes_on_is_said_at_once_and_now_and_then(monkeypatch, capsys):

@@ -7,7 +7,6 @@ from sentences import save_classifier, small_classifier
 from small import folder_model, module, save_model, tokenizer
 
 import howsmooth as hs
-from howsmooth.certificates.sentences import tokenizer_of
 from howsmooth.studies.kinds.certified_radii import _nearest
 from howsmooth.studies.runs.run import read_run
 
@@ -105,8 +104,8 @@ def check_refusal(done, said, tmp_path):
     [
         ((), "give either --sentence"),
         (("--sentence", "  "), "--sentence must hold words, got nothing"),
-        (("--sentence", TEXT, "--file", "sentences.txt"), "give either --sentence"),
-        (("--file", "absent.txt"), "not there"),
+        (("--sentence", TEXT, "--sentences", "sentences.txt"), "give either --sentence"),
+        (("--sentences", "absent.txt"), "not there"),
         (("--sentence", TEXT, "--metric", "token"), "proven in the metrics total, entries, sum"),
         (("--sentence", TEXT, "--at", "mlp"), "embeddings or attention"),
         (("--sentence", TEXT, "--layer", "1"), "embeddings come before all layers"),
@@ -138,7 +137,7 @@ def test_a_sentence_that_is_misclassified_is_said_and_not_certified(certify, pre
 
 def labelled(folder, *rows):
     (folder / "sentences.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return "--file", "sentences.jsonl"
+    return "--sentences", "sentences.jsonl"
 
 
 @pytest.mark.slow
@@ -190,7 +189,7 @@ def test_labels_that_no_class_has_are_refused_before_any_work(certify, small_cla
 )
 def test_mistakes_in_a_test_set_are_told_with_their_line(certify, tmp_path, name, content, said):
     (tmp_path / name).write_text(content, encoding="utf-8")
-    check_refusal(certify("--file", name), f"'{name}', {said}", tmp_path)
+    check_refusal(certify("--sentences", name), f"'{name}', {said}", tmp_path)
 
 
 @pytest.mark.slow
@@ -198,7 +197,7 @@ def test_a_table_is_a_test_set_in_its_order_with_other_columns_left_out(certify,
     winner, other = predicted
     rows = f'id,label,text\n7,{other},"fine, not dull"\n8,{winner},a film\n9,{winner},{TEXT}\n'
     (tmp_path / "set.csv").write_text(rows, encoding="utf-8")
-    done = certify("--file", "set.csv", "--word", "1", "--json")
+    done = certify("--sentences", "set.csv", "--word", "1", "--json")
     (found,) = json.loads(done.out)["certificates"]
     texts = ["fine, not dull", "a film", TEXT]
     assert [each["text"] for each in found["sentences"]] == texts
@@ -224,7 +223,7 @@ def test_a_table_is_a_test_set_in_its_order_with_other_columns_left_out(certify,
 
 def test_rows_of_a_table_behind_the_vocabulary_are_no_nearest_word(small_classifier):
     model = hs.load(small_classifier)
-    words, token = tokenizer_of(model).size, tokenizer_of(model).encode("film")[0]
+    words, token = model.require_tokenizer().size, model.require_tokenizer().encode("film")[0]
     table = model.module.resize_token_embeddings(words + 1, mean_resizing=False).weight.data
     table[words] = table[token] + 1e-3
     found = _nearest(model, token, 2.0)

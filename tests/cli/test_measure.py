@@ -91,7 +91,7 @@ def test_the_answer_comes_first_then_the_table_then_where_everything_is(howsmoot
     assert "Worst by number of tokens (mean of 2)" in lines
     (folder,) = (tmp_path / "runs").iterdir()
     place = folder.relative_to(tmp_path)
-    assert lines[-1] == f"The report is {place / 'report.html'}. 4 records (4 of them new) are in {place}."
+    assert lines[-1] == f"The report is {place / 'report.html'}. {place} holds 4 records (4 of them new)."
     assert (folder / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     assert folder.name.startswith("minilm-attention-")
     assert sorted(path.name for path in folder.iterdir()) == ["records.sqlite", "report.html"]

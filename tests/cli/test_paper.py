@@ -27,6 +27,11 @@ def test_a_figure_is_run_drawn_and_told_and_the_second_time_nothing_is_left_to_d
     assert second.out.splitlines()[-1] == "The report is o/report.html."
     assert (tmp_path / "o" / "report.html").read_bytes() == page
 
+    shown = howsmooth("show", "o").out
+    assert shown.startswith("regimes: The worst constant stops growing")
+    assert second.out == f"{shown}Records and figures are in o.\nThe report is o/report.html.\n"
+    assert "length radius lower" in howsmooth("show", "o", "--records").out
+
 
 @pytest.mark.parametrize(
     ("arguments", "said"),

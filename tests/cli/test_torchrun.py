@@ -73,6 +73,7 @@ def test_a_killed_process_is_one_error_everywhere_and_nothing_is_half_written(sa
     for rank in range(2):
         errors = (said / f"lost-said-{rank}.err").read_text().splitlines()
         assert [line for line in errors if "a process of the group was lost" in line] == errors[-1:]
+        assert len(errors[-1]) < 300
     with open_run(said / "lost") as store:
         kept = store.keys()
         records = store.find(kept)

@@ -94,3 +94,10 @@ def test_a_figure_that_was_asked_for_twice_holds_every_record_once():
     records = [record(0, 4, w) for w in range(2)]
     plans = [*figure("real", records), *figure("real", records[:1])]
     assert run_with(records=records, plans=plans).figures == {"real": tuple(records)}
+
+
+def test_what_was_asked_for_one_after_the_other_is_drawn_in_that_order():
+    records = [proven(n, 1.0) for n in (8, 16, 32)]
+    plans = [plan_of(tuple(r.ask for r in (records[2], records[0], records[1])))]
+    (found,) = sections(run_with(records=records, plans=plans))
+    assert found.records == (records[2], records[0], records[1])

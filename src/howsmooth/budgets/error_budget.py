@@ -1,7 +1,8 @@
 """The budget of a model: what every error costs, alone and together."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -16,6 +17,7 @@ from howsmooth.budgets.schemes import UNROUNDED_BITS, Scheme, scheme
 from howsmooth.budgets.subject import Subject
 from howsmooth.budgets.worst_errors import worst_cost
 from howsmooth.errors import AssumptionError, nearest
+from howsmooth.markup import frame, strict_json
 from howsmooth.models.inputs.text import Text
 from howsmooth.models.transformer import Transformer
 
@@ -53,6 +55,14 @@ class Budget:
         return tuple(
             effect(error.name, error.scheme, values[..., i], positions) for i, error in enumerate(self.products.errors)
         )
+
+    def to_json(self) -> str:
+        """Return one JSON object."""
+        return strict_json({"model": self.model, "cost": self.cost, "effects": list(map(asdict, self.effects))})
+
+    def to_frame(self) -> Any:
+        """Return one row for every error as a DataFrame of pandas."""
+        return frame(map(asdict, self.effects))
 
     def names(self, scheme: str) -> tuple[str, ...]:
         """Return what a scheme rounds."""

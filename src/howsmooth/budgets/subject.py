@@ -17,7 +17,7 @@ from howsmooth.models.inputs.model_inputs import inputs
 from howsmooth.models.inputs.text import Text, read_text
 from howsmooth.models.load import load
 from howsmooth.models.parts.ends import SentenceEmbedding
-from howsmooth.models.transformer import Transformer
+from howsmooth.models.transformer import Transformer, embedded
 from howsmooth.validation import tokens_for
 
 # How a text is cut unless windows are given.
@@ -86,7 +86,7 @@ class Subject:
         """
         device = next(self.module.parameters()).device
         given = self.tokens[window : window + 1].to(device)
-        with nullcontext() if arguments else without_cache(self.module):
+        with embedded(self.module, given), nullcontext() if arguments else without_cache(self.module):
             found = functional_call(self.module, dict(weights or {}), (given,), arguments)
         if self.transformer.with_head is not None:
             return (found if isinstance(found, Tensor) else found.logits).flatten(0, -2)

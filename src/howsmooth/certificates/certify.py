@@ -20,11 +20,10 @@ from howsmooth.certificates.sentences import (
     classifier_at,
     label_number,
     module_at,
-    read_sentence,
     word_positions,
 )
 from howsmooth.certificates.settings import NORMS, PLACES, norm_in
-from howsmooth.errors import AssumptionError, ShapeError
+from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.maps.composition import Chain
 from howsmooth.maps.mlp import Dense
 from howsmooth.maps.norms import Norm
@@ -32,6 +31,7 @@ from howsmooth.maps.protocols import Map
 from howsmooth.markup import frame, strict_json, table
 from howsmooth.metrics import Euclidean, Metric, as_metrics
 from howsmooth.models.autograd.module_calls import ModuleClassifier
+from howsmooth.models.inputs.model_inputs import read_sentence
 from howsmooth.models.load import load
 from howsmooth.models.module_comparison import rounding
 from howsmooth.models.transformer import Transformer
@@ -279,6 +279,8 @@ def certify(
         weighted = given
     p = norm_in(given.name) if weighted is None else 2.0
     began, labels = time.perf_counter(), tuple[str, ...]()
+    if isinstance(tokens, list | tuple) and any(isinstance(each, str) for each in tokens):
+        raise DtypeError("hs.certify takes one sentence; hs.certified_accuracy takes many.", field="tokens")
     tokens = tokens if isinstance(tokens, str | Tensor) else torch.as_tensor(np.asarray(tokens))
     groups = None if word is None or isinstance(word, str) else [_places(word)]
     module: ModuleClassifier | None = None

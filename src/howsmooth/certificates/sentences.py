@@ -1,6 +1,5 @@
 """A model and a sentence: its tokens and words, its classifier as a chain of maps, and the input of that."""
 
-import os
 from collections.abc import Sequence
 
 import torch
@@ -8,10 +7,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.certificates.settings import PLACES, check_place
-from howsmooth.errors import AssumptionError, DtypeError, ShapeError, UnsupportedModelError, nearest
+from howsmooth.errors import AssumptionError, DtypeError, ShapeError, nearest
 from howsmooth.maps.composition import Chain
 from howsmooth.models.autograd.module_calls import ModuleClassifier, module_classifier
-from howsmooth.models.inputs.text import OTHER_WAYS, HubTokenizer, Tokenizer, tokens_of
+from howsmooth.models.inputs.text import HubTokenizer, Tokenizer
 from howsmooth.models.module_comparison import reason, rounding
 from howsmooth.models.parts.ends import ClassHead
 from howsmooth.models.transformer import Transformer
@@ -52,56 +51,9 @@ def label_number(model: Transformer, label: str | int) -> int:
     raise AssumptionError(f"{model.name!r} has no class {label!r}{nearest(str(label), labels)}", field="label")
 
 
-def read_sentence(model: Transformer, text: str) -> list[int]:
-    """Return a sentence as a model reads it, between its special tokens.
-
-    Raises:
-        AssumptionError: If it holds no words, or more tokens than the model has positions.
-        UnsupportedModelError: If the model has no tokenizer, or it knows less than half of the words.
-    """
-    tokenizer = tokenizer_of(model)
-    if not text.strip():
-        raise AssumptionError("a sentence must hold words, got nothing.", field="text")
-    if os.path.isfile(text):
-        raise AssumptionError(
-            f"{text!r} is a file, not a sentence; certified_accuracy(model, FILE) and sentences=FILE read files.",
-            field="text",
-        )
-    before, behind = tokenizer.frame()
-    tokens = [*before, *tokens_of(tokenizer, text, text[:60]), *behind]
-    _check_length(model, len(tokens))
-    return tokens
-
-
-def tokenizer_of(model: Transformer) -> Tokenizer:
-    """Return what turns sentences into tokens.
-
-    Raises:
-        UnsupportedModelError: If the model has none.
-    """
-    if model.tokenizer is None:
-        raise UnsupportedModelError(
-            f"{model.name!r} comes without a tokenizer, so it cannot read a sentence. {OTHER_WAYS}", field="tokenizer"
-        )
-    return model.tokenizer
-
-
-def _check_length(model: Transformer, n: int) -> None:
-    """Refuse a sentence that is longer than a model has positions.
-
-    Raises:
-        AssumptionError: If it is.
-    """
-    limit = model.max_length
-    if limit is not None and n > limit:
-        raise AssumptionError(
-            f"{model.name!r} has positions for {limit} tokens, and the sentence has {n}; shorten it.", field="text"
-        )
-
-
 def ordinary_positions(model: Transformer, tokens: Sequence[int]) -> list[int]:
     """Return the positions of all tokens that are not special."""
-    special = special_tokens(tokenizer_of(model))
+    special = special_tokens(model.require_tokenizer())
     return [i for i, token in enumerate(tokens) if token not in special]
 
 
@@ -116,7 +68,7 @@ def word_positions(model: Transformer, tokens: Sequence[int], word: str) -> list
     Raises:
         AssumptionError: If it does not occur.
     """
-    tokenizer = tokenizer_of(model)
+    tokenizer = model.require_tokenizer()
     if word.lstrip("-").isdecimal():
         if not 0 <= int(word) < len(tokens):
             raise AssumptionError(f"the sentence has the tokens 0 to {len(tokens) - 1}, got {word}.", field="word")
@@ -167,7 +119,8 @@ def classifier_at(
         raise DtypeError(f"tokens must be whole numbers, got {tokens.dtype}; a chain of maps takes embeddings.")
     if tokens.numel() == 0 or tokens.numel() != tokens.shape[-1]:
         raise ShapeError(f"a certificate is about one sentence of tokens, got {tuple(tokens.shape)}.", field="tokens")
-    _check_length(model, tokens.numel())
+    n = tokens.numel()
+    model.require_positions(n, f"and the sentence has {n}; shorten it", field="text")
     name = "classes" if at == PLACES[0] else f"from:{model.layer(layer).index}"
     f, X = model.activations(tokens.reshape(1, -1)).at(0 if at == PLACES[0] else layer, name)
     if not isinstance(f, Chain):

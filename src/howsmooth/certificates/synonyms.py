@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from howsmooth.certificates.image_norms import UnitBall
 from howsmooth.certificates.remainder_table import RemainderTable
 from howsmooth.certificates.sentence_certifier import SentenceCertifier
-from howsmooth.certificates.sentences import class_head, classifier_at, label_number, read_sentence
+from howsmooth.certificates.sentences import class_head, classifier_at, label_number
 from howsmooth.certificates.word_perturbation import WordPerturbation
 from howsmooth.errors import AssumptionError
+from howsmooth.models.inputs.model_inputs import read_sentence
 from howsmooth.models.load import load
 from howsmooth.models.parts.ends import lexicon
 from howsmooth.models.transformer import Transformer

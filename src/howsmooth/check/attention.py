@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 from flint import arb
 
-from howsmooth.check.balls import BallArray, ball, length
+from howsmooth.check.balls import Array, BallArray, ball, length, raised
 from howsmooth.check.outcomes import CannotCheck, Refuted, number, numbers
-
-Array = Any  # arrays of numpy, and its scalars
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +26,7 @@ class AttentionAt:
         P: Weights.
         output: The output projection of all heads side by side, ``(h·v, out)``.
         output_bias: Its bias.
+        seen: One where a row sees a token, else zero.
     """
 
     projections: tuple[BallArray, BallArray, BallArray]
@@ -37,6 +36,7 @@ class AttentionAt:
     P: BallArray
     output: BallArray
     output_bias: BallArray
+    seen: Array
 
     @classmethod
     def of(cls, step: Any, X: BallArray) -> "AttentionAt":
@@ -53,7 +53,7 @@ class AttentionAt:
             parts.append(part if bias is None else part + bias[:, None, :])
         q, k, v = parts[0] * scale, parts[1], parts[2]
         n = X.shape[0]
-        seen = np.tril(np.ones((n, n), bool)) if step.settings["causal"] else np.ones((n, n), bool)
+        seen = np.tril(np.ones((n, n))) if step.settings["causal"] else np.ones((n, n))
         output = x.get("output", np.eye(count * width).reshape(-1, count, width).transpose(1, 0, 2))
         return cls(
             (
@@ -63,9 +63,10 @@ class AttentionAt:
             q,
             k,
             v,
-            softmax(q @ k.T, seen),
+            softmax(q @ k.T, seen > 0),
             ball(output.transpose(0, 2, 1).reshape(count * width, -1)),
             ball(x.get("output_bias", np.zeros(output.shape[1]))),
+            seen,
         )
 
     def value(self) -> BallArray:
@@ -81,6 +82,12 @@ class AttentionAt:
         """Return the derivative in directions ``(…, n, d)``."""
         dq, dk, dv = self.moved(E)
         return side_by_side((self.P * self.score_change(dq, dk)) @ self.v + self.P @ dv) @ self.output
+
+    def centred_sizes(self, x: Array) -> Array:
+        """Bound numbers less their weighted mean in every row, of which the absolute values are bounded."""
+        mean = raised((self.P.upper * x).sum(-1, keepdims=True), x.shape[-1])
+        low = self.P.lower
+        return raised(mean - low * x + (1 - low) * x, 8) * self.seen
 
     def moved(self, E: BallArray) -> tuple[BallArray, BallArray, BallArray]:
         """Return how queries, keys and values move, heads before tokens."""

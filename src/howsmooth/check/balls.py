@@ -75,7 +75,7 @@ class BallArray:
     def __add__(self, other: "BallArray | Array | float") -> "BallArray":
         other = ball(other)
         mid = self.mid + other.mid
-        return BallArray(mid, _raised(self.rad + other.rad + UNIT * np.abs(mid)))
+        return BallArray(mid, raised(self.rad + other.rad + UNIT * np.abs(mid)))
 
     def __sub__(self, other: "BallArray | Array | float") -> "BallArray":
         return self + -ball(other)
@@ -84,7 +84,7 @@ class BallArray:
         other = ball(other)
         mid = self.mid * other.mid
         rad = np.abs(self.mid) * other.rad + self.rad * (np.abs(other.mid) + other.rad) + UNIT * np.abs(mid)
-        return BallArray(mid, _raised(rad))
+        return BallArray(mid, raised(rad))
 
     def __matmul__(self, other: "BallArray | Array") -> "BallArray":
         other, k = ball(other), self.shape[-1]
@@ -92,13 +92,13 @@ class BallArray:
         rad = np.abs(self.mid) @ (other.rad + gamma * np.abs(other.mid))
         if self.rad.any():
             rad = rad + self.rad @ (np.abs(other.mid) + other.rad)
-        return BallArray(self.mid @ other.mid, _raised(rad, k))
+        return BallArray(self.mid @ other.mid, raised(rad, k))
 
     def sum(self, axis: int = -1, *, keepdims: bool = False) -> "BallArray":
         """Add up along an axis."""
         k = self.shape[axis]
         rad = (self.rad + k * UNIT * RAISED * np.abs(self.mid)).sum(axis, keepdims=keepdims)
-        return BallArray(self.mid.sum(axis, keepdims=keepdims), _raised(rad, k))
+        return BallArray(self.mid.sum(axis, keepdims=keepdims), raised(rad, k))
 
     def sqrt(self) -> "BallArray":
         """Return square roots of numbers that are known not to be negative, whatever their balls say."""
@@ -129,7 +129,7 @@ def ball(x: "BallArray | Array | float") -> BallArray:
 def between(low: Array, high: Array) -> BallArray:
     """Return balls that hold the numbers between two."""
     mid = low + (high - low) / 2
-    return BallArray(mid, _raised(np.maximum(high - mid, mid - low) + 2 * UNIT * np.abs(mid)))
+    return BallArray(mid, raised(np.maximum(high - mid, mid - low) + 2 * UNIT * np.abs(mid)))
 
 
 def concatenated(parts: list[BallArray], axis: int) -> BallArray:
@@ -151,7 +151,7 @@ def contracted(spec: str, a: BallArray | Array, b: BallArray | Array) -> BallArr
     rad = product(np.abs(a.mid), b.rad + gamma * np.abs(b.mid))
     if a.rad.any():
         rad = rad + product(a.rad, np.abs(b.mid) + b.rad)
-    return BallArray(product(a.mid, b.mid), _raised(rad, k))
+    return BallArray(product(a.mid, b.mid), raised(rad, k))
 
 
 def product_by_lengths(a: BallArray, b: BallArray) -> BallArray:
@@ -161,7 +161,7 @@ def product_by_lengths(a: BallArray, b: BallArray) -> BallArray:
     rows, row_radii = (length(ball(x)).upper[..., :, None] for x in (a.mid, a.rad))
     columns, column_radii = (length(ball(x), -2).upper[..., None, :] for x in (b.mid, b.rad))
     rad = rows * (column_radii + gamma * columns) + row_radii * (columns + column_radii)
-    return BallArray(a.mid @ b.mid, _raised(rad, k))
+    return BallArray(a.mid @ b.mid, raised(rad, k))
 
 
 def length(x: BallArray, axis: int = -1) -> BallArray:
@@ -187,7 +187,7 @@ def norm_at_most(x: BallArray, bound: float) -> bool:
     x = x * ball(2.0 ** -np.floor(np.log2(largest)))  # a power of two, so that squares stay in the range of floats
     bound = bound * float(2.0 ** -np.floor(np.log2(largest)))
     x = x.T if x.shape[0] > x.shape[1] else x
-    return semidefinite(-(x @ x.T), bound)
+    return semidefinite(-(x @ x.T), square_below(bound))
 
 
 def norms_upper(x: BallArray) -> Array:
@@ -225,23 +225,38 @@ def up(x: Array) -> Array:
     return x * (1 + 2.0**-36) + TINY
 
 
-def semidefinite(negative: BallArray, root: float) -> bool:
-    r"""Tell whether it is proven that :math:`t^2I + N` has no negative eigenvalue, N symmetric and t the ``root``."""
-    if not 0 <= root < np.inf or not np.isfinite(negative.size).all():
+def square_below(x: float) -> float:
+    """Return a float that is at most a square."""
+    return float(-_up(np.float64(-x * x)))
+
+
+def semidefinite(x: BallArray, added: float) -> bool:
+    """Tell whether it is proven that a symmetric matrix plus a multiple of the unit has no negative eigenvalue."""
+    if not np.isfinite(added) or not np.isfinite(x.size).all():
         return False
-    m = len(negative.mid)
-    square = float(-_up(np.float64(-root * root)))  # at most t²
-    trace = float(_up(m * np.float64(square) + np.maximum(np.diagonal(negative.mid), 0).sum()))
+    m, diagonal = len(x.mid), np.diagonal(x.mid)
+    trace = np.maximum(diagonal + added, 0).sum() + m * UNIT * (abs(added) + np.abs(diagonal).max())
     gamma = (m + 2) * UNIT / (1 - (m + 2) * UNIT)
-    moved = 4 * UNIT * float(square + np.abs(np.diagonal(negative.mid)).max())  # rounding of the diagonal below
-    radii = np.sqrt((negative.rad**2).sum()) + m * 2.0**-500  # squares below that underflow
-    shift = float(_raised(radii + gamma / (1 - gamma) * trace + moved, m * m))
-    matrix = negative.mid.copy()
-    matrix[np.diag_indices(m)] += square - shift
+    moved = 4 * UNIT * (abs(added) + np.abs(diagonal).max())  # rounding of the diagonal below
+    radii = np.sqrt((np.maximum(x.rad, x.rad.T) ** 2).sum()) + m * 2.0**-500  # squares below that underflow
+    shift = float(raised(radii + gamma / (1 - gamma) * raised(trace, m) + moved, m * m))
+    matrix = x.mid.copy()  # of which the lower half is factored
+    matrix[np.diag_indices(m)] += added - shift
     try:
         return bool(np.isfinite(np.linalg.cholesky(matrix)).all())
     except np.linalg.LinAlgError:
         return False
+
+
+def largest_eigenvalue(x: BallArray) -> float:
+    """Return an upper bound on the eigenvalues of a symmetric matrix, zero at least; it is close."""
+    if not np.isfinite(x.size).all():
+        return np.nan
+    m, values = len(x.mid), np.linalg.eigvalsh(x.mid)
+    size = float(np.abs(values).max())
+    apart = 2 * float(np.sqrt((np.maximum(x.rad, x.rad.T) ** 2).sum())) + 16 * (m + 8) * UNIT * m * size
+    guess = float(raised(np.maximum(values[-1], 0.0) * (1 + 1e-12) + apart))
+    return guess if semidefinite(-x, guess) else np.nan
 
 
 def _up(x: Array) -> Array:
@@ -249,7 +264,7 @@ def _up(x: Array) -> Array:
     return np.nextafter(x, np.inf)
 
 
-def _raised(x: Array, summands: int = 0) -> Array:
+def raised(x: Array, summands: int = 0) -> Array:
     """Raise a radius above its own rounding errors."""
     return x * (RAISED + 4 * (summands + 2) * UNIT) + (summands + 1) * TINY
 

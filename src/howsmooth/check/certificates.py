@@ -15,11 +15,10 @@ import numpy as np
 from flint import arb
 
 from howsmooth.check.attention import AttentionAt, side_by_side
-from howsmooth.check.balls import UNIT, BallArray, ball, concatenated, contracted, length, norms_upper, up
+from howsmooth.check.balls import UNIT, Array, BallArray, ball, concatenated, contracted, length, norms_upper, up
 from howsmooth.check.float32 import rounding_errors
 from howsmooth.check.outcomes import CannotCheck, Refuted, listed, number, numbers
 
-Array = Any  # arrays of numpy, and its scalars
 Images = dict[str, BallArray]  # vectors in the last axis, columns in the first ones
 
 
@@ -257,7 +256,7 @@ class AttentionRemainder:
     def __init__(self, step: Any, X: BallArray) -> None:
         self.at = at = AttentionAt.of(step, X)
         self.value, self.n = at.value(), len(X.mid)
-        self.seen = np.tril(np.ones((self.n, self.n))) if step.settings["causal"] else np.ones((self.n, self.n))
+        self.seen = at.seen
         off = at.v[:, None] - (at.P @ at.v)[:, :, None]  # v_j - o_i
         self.P, self.f = at.P.upper * self.seen, length(off).upper * self.seen
         root = at.P.sqrt()
@@ -305,10 +304,6 @@ class AttentionRemainder:
     def _mean(self, x: Array) -> Array:
         return up((self.P * x).sum(-1))
 
-    def _centred(self, x: Array) -> Array:
-        """Bound numbers less their mean, of which |x_j| is bounded."""
-        return up((x + self._mean(x)[..., None]) * self.seen)
-
     def _old(self, x: Array) -> Array:
         """Bound ΣP(v - o)x: by lengths, or by the covariance."""
         return np.minimum(self._mean(self.f * x), up(self.D * np.sqrt(self._mean(x**2))))
@@ -322,7 +317,7 @@ class AttentionRemainder:
         a1, rho = (x["scores"] for x in (sizes.first, sizes.rest))
         c = up(q * k * self.seen)
         later = up((q1 * k2 + q2 * k) * self.seen) if second else c  # c - c₁, or c
-        more = self._centred(later)
+        more = self.at.centred_sizes(later)
         rho = up(rho + more)  # |a - ℓ₁|
         alpha = up(a1 + rho)
         near = alpha.max(-1) < 20  # beyond, exponentials prove less than the hull

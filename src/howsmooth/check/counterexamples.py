@@ -31,7 +31,7 @@ def check_counterexample(steps: list[Any], claim: dict[str, Any]) -> None:
 def forward(steps: list[Any], x: BallArray) -> BallArray:
     """Return the output of a network; a step may add the input of the step so many before the next one."""
     first = steps[0].arrays
-    shape = first["weight"].shape[2:] if steps[0].kind == "affine" else (-1, _width(first))
+    shape = first["weight"].shape[2:] if steps[0].kind == "affine" else (-1, token_width(first))
     values = [x.reshape(*shape)]
     for step in steps:
         y, back = _applied(step, values[-1]), int(step.settings.get("residual", 0))
@@ -39,7 +39,7 @@ def forward(steps: list[Any], x: BallArray) -> BallArray:
     return values[-1]
 
 
-def _width(arrays: dict[str, Any]) -> int:
+def token_width(arrays: dict[str, Any]) -> int:
     """Return the width of the tokens that a step takes."""
     (name,) = [name for name in ("query", "gain", "up", "weight") if name in arrays][:1]
     return int(arrays[name].shape[-1])

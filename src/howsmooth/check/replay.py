@@ -12,10 +12,9 @@ import numpy as np
 from scipy.special import betaincinv
 
 from howsmooth.check.attention import AttentionAt, tokens_of
-from howsmooth.check.balls import ball
+from howsmooth.check.balls import Array, ball
 from howsmooth.check.outcomes import CannotCheck, Refuted, number
 
-Array = Any  # arrays of numpy, and its scalars
 # As many steps as a claim may need; each takes a product with the derivative and one with its transpose.
 STEPS = 400
 # Below this share of the largest coefficient, a coefficient is rounding alone.

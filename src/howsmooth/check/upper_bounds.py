@@ -13,10 +13,8 @@ from typing import Any
 import numpy as np
 from flint import arb
 
-from howsmooth.check.balls import BallArray, ball, concatenated, length, norm_at_most, semidefinite
+from howsmooth.check.balls import Array, BallArray, ball, concatenated, length, norm_at_most, semidefinite, square_below
 from howsmooth.check.outcomes import CannotCheck, Refuted, listed, number, numbers
-
-Array = Any  # arrays of numpy, and its scalars
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +197,7 @@ def _combinations_at_most(A: list[BallArray], bound: float) -> bool:
     # half of the blocks A_h A_gᵀ and A_g A_hᵀ each
     mid, rad = (x.reshape(heads, rows, heads, rows) for x in (gram.mid, gram.rad))
     both = BallArray(mid, rad) + BallArray(mid.transpose(2, 1, 0, 3), rad.transpose(2, 1, 0, 3))
-    return semidefinite(-(both * 0.5).reshape(heads * rows, heads * rows), bound * unit)
+    return semidefinite(-(both * 0.5).reshape(heads * rows, heads * rows), square_below(bound * unit))
 
 
 def _values(k: int, stage: dict[str, Any], heads: list[CheckedHead]) -> arb:

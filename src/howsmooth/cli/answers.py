@@ -6,17 +6,18 @@ from rich.text import Text
 
 from howsmooth.cli.printing import in_options, say, visible_console
 from howsmooth.report.drawing.token_text import running_text
-from howsmooth.report.sentences import sentence
+from howsmooth.report.sentences import finding, sentence
 from howsmooth.studies.json_values import columns, settings_of
 from howsmooth.studies.kinds import kind_named
 from howsmooth.studies.kinds.text import TextRecord
+from howsmooth.studies.plans.paper import title_and_protocol
 from howsmooth.studies.records import Failure, Record, grouped
 from howsmooth.studies.runs.composition import Composition, compositions
 from howsmooth.studies.runs.measurement import Measurement
 from howsmooth.studies.runs.result_table import fitted
 from howsmooth.studies.runs.run import Run
 from howsmooth.studies.runs.summary import mean_constant
-from howsmooth.wording import at_least, at_most, number
+from howsmooth.wording import at_least, at_most, count, number
 
 # How many failures are said in full, and how many records of a kind are shown.
 MANY, ROWS = 5, 40
@@ -88,12 +89,15 @@ def _print_grid(title: str, records: Sequence[TextRecord], column: Callable[[Tex
 def print_run(run: Run, *, records: bool) -> None:
     """Print the answer of a run as the command that made it did, or its records as tables."""
     told = {r.ask.key for m in run.measurements for r in (*m.records, *m.heads)} if not records else set[str]()
+    drawn = {r.ask.key for some in run.figures.values() for r in some} if not records else set[str]()
     for measurement in run.measurements if not records else ():
-        print_answer(measurement)
-    known = {record.ask.key: record for record in run.records if record.ask.key not in told}
-    # in the order in which they were asked for
-    keys = dict.fromkeys((*(key for plan in run.plans for key in plan.keys), *known))
-    kinds = grouped((known[key] for key in keys if key in known), lambda record: record.ask.kind)
+        if any(r.ask.key not in drawn for r in measurement.records):
+            print_answer(measurement)
+    if drawn:
+        print_figures(run)
+    told |= drawn
+    others = (record for key, record in run.in_order.items() if key not in told)
+    kinds = grouped(others, lambda record: record.ask.kind)
     for kind, some in kinds.items():
         if kind == "whole" and not records:
             print_compositions(compositions(some))
@@ -103,6 +107,14 @@ def print_run(run: Run, *, records: bool) -> None:
                 console.print(each)
         else:
             print_records(kind, some)
+
+
+def print_figures(run: Run) -> None:
+    """Print what each figure of the paper shows, and what differs from the paper."""
+    console = visible_console()
+    for name, found in run.figures.items():
+        _title, protocol = title_and_protocol(name)
+        console.print(Text(f"{name}: {finding(name, found)} {count(len(found), 'record')}. {protocol}"))
 
 
 def print_records(kind: str, records: Sequence[Record]) -> None:

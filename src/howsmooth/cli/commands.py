@@ -95,8 +95,14 @@ def found_defaults(folder: Path) -> tuple[Path, dict[str, Any]] | None:
     return None
 
 
-def defaults_for(name: str, parameters: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the defaults of one command: those at the top for every command that has the option, then its own."""
+def defaults_for(name: str, parameters: dict[str, str], folder: Path) -> dict[str, Any]:
+    """Return the defaults of one command: those at the top for every command that has the option, then its own.
+
+    Args:
+        name: The command.
+        parameters: Its parameters, by every name that a file may call them.
+        folder: Where the search for a file begins.
+    """
     read = found_defaults(folder)
     if read is None:
         return {}
@@ -108,7 +114,7 @@ def defaults_for(name: str, parameters: dict[str, Any], folder: Path) -> dict[st
             f"{str(file)!r}: howsmooth {name} has no option {unknown[0]!r}{nearest(unknown[0], parameters)}"
         )
     common = {key.replace("-", "_"): value for key, value in found.items() if not isinstance(value, dict)}
-    chosen = {key: value for key, value in (common | keys).items() if key in parameters}
+    chosen = {parameters[key]: value for key, value in (common | keys).items() if key in parameters}
     return {key: ",".join(map(str, value)) if isinstance(value, list) else value for key, value in chosen.items()}
 
 
@@ -155,8 +161,7 @@ class Commands(TyperGroup):
         if name in COMMANDS:
             command = load(name)
             self.add_command(command, name)
-            parameters = {parameter.name: parameter for parameter in command.params}
-            ctx.default_map = {name: defaults_for(name, parameters, Path.cwd())}
+            ctx.default_map = {name: defaults_for(name, _names(command), Path.cwd())}
             options_by_keyword.update({parameter.name: _written(parameter) for parameter in command.params})
         return super().resolve_command(ctx, args)
 
@@ -199,12 +204,20 @@ def _refused(error: Any) -> AssumptionError:
     return AssumptionError(f"{said}{'' if said.endswith('?') else '.'} See {where} --help.")
 
 
+def _names(command: Any) -> dict[str, str]:
+    """Return the parameters of a command by their names, and by those of their long options without the hyphens."""
+    found = {parameter.name: parameter.name for parameter in command.params}
+    for parameter in command.params:
+        long = (option[2:].replace("-", "_") for option in parameter.opts if option.startswith("--"))
+        found |= dict.fromkeys(long, parameter.name)
+    return found
+
+
 def _written(parameter: Any) -> str:
-    """Return how a parameter is written: the option of its name, or else the first; the capitals of an argument."""
+    """Return how a parameter is written: its first option; the capitals of an argument."""
     if parameter.param_type_name == "argument":
         return str(parameter.metavar or parameter.name.upper())
-    own = f"--{parameter.name.replace('_', '-')}"
-    return own if own in parameter.opts else str(parameter.opts[0])
+    return str(parameter.opts[0])
 
 
 def load(name: str) -> Any:

@@ -9,7 +9,7 @@ import typer
 
 import howsmooth as hs
 from howsmooth.cli.array_files import array_names, is_array_file, read_arrays
-from howsmooth.cli.options import OptionDevice, OptionThreads, checked, set_threads
+from howsmooth.cli.options import OptionDevice, OptionThreads, checked, model_names, set_threads
 from howsmooth.cli.printing import begin
 from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.models.loading.names import check_family_name, check_model_name
@@ -52,6 +52,7 @@ class LayerSource:
             ".safetensors, with the arrays A and V of one head, or query, key, value, output and query_bias, … of "
             "several. Rows are outputs, as in torch.nn.Linear.",
             callback=checked(lambda source: is_array_file(source) or check_model_name(source)),
+            autocompletion=model_names,
         ),
     ] = None
     layer: Annotated[

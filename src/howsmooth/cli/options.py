@@ -16,7 +16,7 @@ from msgspec import NODEFAULT
 
 from howsmooth.cli.printing import in_options
 from howsmooth.errors import AssumptionError
-from howsmooth.models.loading.names import check_model_name
+from howsmooth.models.loading.names import BUILT_IN, check_model_name
 from howsmooth.spectral.solver_settings import check_metric
 from howsmooth.studies.json_values import JsonValue, Setting, from_settings, settings_of
 from howsmooth.theory.assumptions import require_length, require_radius
@@ -91,6 +91,13 @@ OptionSave = Annotated[
     typer.Option("--save", metavar="FILE", help="Keep the worst input found, as .safetensors.", show_default=False),
 ]
 
+
+def model_names(incomplete: str) -> list[str]:
+    """Return the models that begin so, for the Tab key: built-in ones, folders and GGUF files here."""
+    here = (path for path in Path.cwd().iterdir() if path.suffix == ".gguf" or (path / "config.json").is_file())
+    return [name for name in (*BUILT_IN, *sorted(path.name for path in here)) if name.startswith(incomplete)]
+
+
 # What is asked about.
 ArgumentModel = Annotated[
     str,
@@ -98,9 +105,10 @@ ArgumentModel = Annotated[
         metavar="MODEL",
         help="A built-in name, a folder, a .gguf file, a hub id, or random:FAMILY.",
         callback=checked(check_model_name),
+        autocompletion=model_names,
     ),
 ]
-LENGTH = ("--lengths", "--n", "-n")
+LENGTH = ("--n", "--lengths", "-n")
 OptionN = Annotated[
     int, typer.Option(*LENGTH, help="How many tokens.", show_default=False, callback=checked(require_length))
 ]
@@ -139,9 +147,9 @@ Command = Callable[..., None]
 ALIASES = {
     "layers": ("--layer",),
     "layer": ("--layers",),
-    "lengths": LENGTH[1:],
-    "length": LENGTH,
-    "file": ("--sentences",),
+    "lengths": ("--n", "-n"),
+    "length": ("--length", "--n", "-n"),
+    "file": ("--file",),
 }
 
 

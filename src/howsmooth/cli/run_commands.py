@@ -17,7 +17,7 @@ import howsmooth as hs
 from howsmooth.cli import torchrun
 from howsmooth.cli.app import INTERRUPTED, stoppable
 from howsmooth.cli.options import OptionJson, checked, option_groups
-from howsmooth.cli.printing import begin, go_on, print_json, say, visible_console
+from howsmooth.cli.printing import begin, go_on, in_options, print_json, say, visible_console
 from howsmooth.errors import AssumptionError, ConvergenceWarning, FileError
 from howsmooth.models.loading.names import RANDOM
 from howsmooth.report.drawing.token_text import running_text
@@ -105,7 +105,7 @@ class RunOptions:
         )
 
     def estimate(self, asks: "Sequence[Ask]", folder: Path, resources: "Resources") -> None:
-        """Say how much is left and how long that may take: the smallest piece of each model is timed, nothing kept."""
+        """Say how much is left and how long that may take: two pieces of each model are timed, nothing kept."""
         from howsmooth.studies.sweep.workers import expected_seconds
 
         done = frozenset[str]()
@@ -193,7 +193,7 @@ def _measure(measuring: Measuring, options: RunOptions, group: Any) -> None:
     begin(f"Reading {measuring.model}")
     if not options.dry_run and (before := finished(folder, measuring)) is not None:
         for remark in before.remarks:
-            say(f"{remark}.", err=True)
+            say(in_options(f"{remark}."), err=True)
         go_on()
         _print_measurement(before.measurement, before.compositions, as_json=options.as_json)
         _say_where(folder, before.records, 0, before.others, as_json=options.as_json)
@@ -208,7 +208,7 @@ def _measure(measuring: Measuring, options: RunOptions, group: Any) -> None:
 
         made = check_plan(made, group)
     for remark in made.subject.remarks:
-        say(f"{remark}.", err=True)
+        say(in_options(f"{remark}."), err=True)
     if options.dry_run:
         options.estimate(made.every, folder, resources)
         return
@@ -246,7 +246,7 @@ def _print_measurement(found: "Measurement", composed: "list[Composition]", *, a
 def _say_where(folder: Path, records: int, new: int, others: int, *, as_json: bool) -> None:
     """Say where the report and the records are."""
     report = report_page(folder, new=bool(new))
-    say(f"The report is {report}. {count(records, 'record')} ({new} of them new) are in {folder}.", err=as_json)
+    say(f"The report is {report}. {folder} holds {count(records, 'record')} ({new} of them new).", err=as_json)
     if others:
         say(f"The folder holds {count(others, 'record')} of other commands too, which its report tells.", err=True)
 
@@ -329,9 +329,9 @@ def _certify_synonyms(certifying: Certifying, file: str, as_json: bool) -> int:
 
 
 def _synonyms_row(model: "Transformer", sentence: str, found: "Synonyms") -> dict[str, Any]:
-    from howsmooth.certificates.sentences import ordinary_positions, tokenizer_of
+    from howsmooth.certificates.sentences import ordinary_positions
 
-    tokenizer = tokenizer_of(model)
+    tokenizer = model.require_tokenizer()
     words = tokenizer.pieces(found.tokens)
     changed = None if found.changed is None else tokenizer.pieces(found.changed)
     ordinary = set(ordinary_positions(model, found.tokens))
@@ -378,7 +378,7 @@ def fill_run(kind: Kind, settings: Any, options: RunOptions) -> None:
     folder, resources = options.folder(lambda: settings.folder), Resources()
     made = declared.plan(settings, resources)
     for remark in made.remarks:
-        say(remark, err=True)
+        say(in_options(remark), err=True)
     if options.dry_run:
         options.estimate(made.asks, folder, resources)
         return

@@ -9,7 +9,7 @@ import typer
 
 import howsmooth as hs
 from howsmooth.cli.app import stoppable
-from howsmooth.cli.options import OptionThreads, option_groups
+from howsmooth.cli.options import OptionThreads, model_names, option_groups
 from howsmooth.cli.printing import print_json, say
 from howsmooth.cli.run_commands import RunOptions, exit_with_failures
 from howsmooth.errors import AssumptionError, nearest
@@ -19,7 +19,6 @@ from howsmooth.studies.asks import AboutHead, AtText
 from howsmooth.studies.plans.study import keep_bounds, parts, read_study
 from howsmooth.studies.runs.store import Store
 from howsmooth.studies.settings import command
-from howsmooth.wording import count
 
 if TYPE_CHECKING:
     from howsmooth.studies.asks import Ask
@@ -69,6 +68,12 @@ def sweep(
     exit_with_failures(failures, interrupted=interrupted)
 
 
+def _figures_and_models(incomplete: str) -> list[str]:
+    from howsmooth.studies.plans.paper import known_figures
+
+    return [name for name in known_figures() if name.startswith(incomplete)] + model_names(incomplete)
+
+
 @option_groups
 def paper(
     names: Annotated[
@@ -77,6 +82,7 @@ def paper(
             metavar="[MODEL]… [FIGURE]…",
             help="Models in place of the defaults, and figures: real, adversarial, whole, worst, regimes, transition, "
             "splitting, measures, robustness, bounds; all by default.",
+            autocompletion=_figures_and_models,
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Smaller sizes: ten minutes on two cores.")] = False,
@@ -141,6 +147,7 @@ def _check_models(asks: "dict[str, list[Ask]]", resources: "Resources") -> None:
 
 def _print_figures(folder: Path, as_json: bool) -> "Sequence[Failure]":
     """Draw every figure once, for the page and as a file, and say in a line what it shows; return what failed."""
+    from howsmooth.cli.answers import print_figures
     from howsmooth.report.figures import drawings, sections
     from howsmooth.report.page import write_page
 
@@ -158,9 +165,7 @@ def _print_figures(folder: Path, as_json: bool) -> "Sequence[Failure]":
         counts = {section.name: {"records": len(section.records), "figures": files[section.name]} for section in drawn}
         print_json({"run": str(folder), "failed": len(run.failures), "figures": counts, "report": str(report)})
     else:
-        for section in drawn:
-            told = count(len(section.records), "record")
-            say(f"{section.name}: {told}, {count(len(files[section.name]), 'figure')}. {section.protocol}")
+        print_figures(run)
         say(f"Records and figures are in {folder}.")
         say(f"The report is {report}.")
     return run.failures

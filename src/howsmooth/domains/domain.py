@@ -3,7 +3,7 @@
 import functools
 import math
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol, SupportsFloat, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -92,9 +92,11 @@ class Ball(TensorDataclass):
             if self.centre.ndim != 1 or not self.centre.numel():
                 raise ShapeError(f"centre must be one point, (d,), got {tuple(self.centre.shape)}.", field="centre")
             require_finite(self.centre, "centre")
-        if not 0 <= self.radius < math.inf or (self.radius == 0 and self.centre is None):
+        if not (isinstance(self.radius, SupportsFloat) and 0 <= self.radius < math.inf) or (
+            self.radius == 0 and self.centre is None
+        ):
             raise AssumptionError(
-                f"the radius of a ball must be positive and finite, got {self.radius}.", field="radius"
+                f"the radius of a ball must be positive and finite, got {self.radius!r}.", field="radius"
             )
 
     @property
@@ -172,9 +174,9 @@ class Sphere:
     shape = (None, None)  # any number of tokens of any dimension
 
     def __post_init__(self) -> None:
-        if not 0 < self.radius < math.inf:
+        if not (isinstance(self.radius, SupportsFloat) and 0 < self.radius < math.inf):
             raise AssumptionError(
-                f"the radius of a sphere must be positive and finite, got {self.radius}.", field="radius"
+                f"the radius of a sphere must be positive and finite, got {self.radius!r}.", field="radius"
             )
 
     @property
@@ -227,8 +229,8 @@ class Neighbourhood:
         if self.X.ndim != 2 or not self.X.numel():
             raise ShapeError(f"X must be one input, (n, d), got {tuple(self.X.shape)}.", field="X")
         require_finite(self.X, "X")
-        if not 0 < self.eps < math.inf:
-            raise AssumptionError(f"eps must be positive and finite, got {self.eps}.", field="eps")
+        if not (isinstance(self.eps, SupportsFloat) and 0 < self.eps < math.inf):
+            raise AssumptionError(f"eps must be positive and finite, got {self.eps!r}.", field="eps")
         as_metrics(self.metric)
 
     @property

@@ -2,7 +2,8 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -190,6 +191,10 @@ class Transformer:
         """
         tokens, padding, named = _arguments(self.module, tokens, padding, inputs)
         _require_padding(padding, tokens)
+        with embedded(self.module, tokens):
+            return self._activations(tokens, padding, named)
+
+    def _activations(self, tokens: Tensor, padding: Tensor | None, named: Mapping[str, Any]) -> Activations:
         layers = self.layers
         if any(layer.attention is None and layer.traced is None for layer in layers):
             layers = tuple(with_traced_parts(merged(self.module), list(layers), tokens[:ROWS]).layers)
@@ -253,12 +258,12 @@ def _arguments(
     names = [name for name in ("input_ids", "pixel_values") if name in inputs]
     if (tokens is None) != bool(names):
         raise AssumptionError("give tokens, or what a tokenizer returns, and not both.", field="tokens")
-    tokens = _tensor(inputs.pop(names[0]) if tokens is None else tokens, "tokens")
+    tokens = tensor_of(inputs.pop(names[0]) if tokens is None else tokens, "tokens")
     mask = inputs.pop("attention_mask", None)
     if padding is None and mask is not None:
-        real = _tensor(mask, "attention_mask").bool()
+        real = tensor_of(mask, "attention_mask").bool()
         padding = None if bool(real.all()) else real
-    padding = None if padding is None else _tensor(padding, "padding")
+    padding = None if padding is None else tensor_of(padding, "padding")
     if tokens.is_floating_point():
         tokens = tokens.to(next(module.parameters()).dtype)
     # one sequence of token ids, one of hidden states for a layer of torch, or one picture
@@ -268,7 +273,36 @@ def _arguments(
     return tokens, padding, inputs
 
 
-def _tensor(x: Any, field: str) -> Tensor:
+@contextmanager
+def embedded(module: nn.Module, tokens: Tensor) -> Iterator[None]:
+    """Say what a module reads, where it cannot read these tokens."""
+    if isinstance(module, TORCH_LAYERS) and not tokens.is_floating_point():
+        raise DtypeError(
+            f"{type(module).__name__} reads hidden states (batch, n, d), not token ids; give those, or measure it as "
+            "it is, by hs.local_lipschitz(module, X).",
+            field="tokens",
+        )
+    try:
+        yield
+    except RuntimeError as error:
+        if not (tokens.is_floating_point() and "indices" in str(error)):
+            raise
+        raise DtypeError(
+            f"{type(module).__name__} reads token ids, got {str(tokens.dtype).removeprefix('torch.')} numbers.",
+            field="tokens",
+        ) from error
+    except IndexError as error:
+        if tokens.is_floating_point():
+            raise
+        raise AssumptionError(
+            f"{type(module).__name__} has no embedding for a token of {int(tokens.min())} to {int(tokens.max())}, or "
+            f"no position for one of {tokens.shape[-1]}; are these the ids of its own tokenizer?",
+            field="tokens",
+        ) from error
+
+
+def tensor_of(x: Any, field: str) -> Tensor:
+    """Return arrays and rows of one length as a tensor."""
     try:
         return torch.as_tensor(x)
     except (TypeError, ValueError, RuntimeError) as error:

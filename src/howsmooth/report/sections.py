@@ -82,7 +82,7 @@ def _figures(run: Run) -> Iterable[Section]:
 def _others(run: Run) -> Iterable[Section]:
     """Yield what was swept over without being called a figure; measurements at texts have their own sections."""
     drawn = {record.ask.key for records in run.figures.values() for record in records}
-    others = (record for record in run.records if record.ask.kind != "text" and record.ask.key not in drawn)
+    others = (record for record in run.in_order.values() if record.ask.kind != "text" and record.ask.key not in drawn)
     found = grouped(others, lambda record: BY_KIND.get(record.ask.kind, record.ask.kind))
     # a figure of the same name has its section already: its charts draw these as well as they can
     taken = set(run.figures)

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from howsmooth.attention_calls import in_place_of_torch
-from howsmooth.errors import AssumptionError, DtypeError, ShapeError
+from howsmooth.errors import AssumptionError, DtypeError, HowsmoothError, ShapeError
 from howsmooth.linear_operators import LinearOperator
 from howsmooth.spectral.operators import (
     HALF,
@@ -27,7 +27,7 @@ from howsmooth.spectral.operators import (
     require_map,
     summed,
 )
-from howsmooth.validation import require_finite, require_floating, require_like
+from howsmooth.validation import require_agreement, require_finite, require_floating, require_like
 
 # Forward mode has one level for the whole process, kernels are chosen for all threads and modules belong to all of
 # them: who differentiates a callable does it alone.
@@ -254,7 +254,29 @@ def evaluate(f: Callable[[Tensor], Any], X: Tensor) -> tuple[Tensor, Any]:
     """Apply ``f`` to a copy of ``X`` that autograd watches."""
     with torch.inference_mode(False), torch.enable_grad(), measuring(f) as g:
         inputs = X.clone().requires_grad_()
-        return inputs, g(inputs.clone())  # a copy once more: the callable may work in place
+        try:
+            return inputs, g(inputs.clone())  # a copy once more: the callable may work in place
+        except RuntimeError as error:
+            _refuse_tokens(f, X, error)
+            raise
+
+
+def _refuse_tokens(f: Callable[[Tensor], Any], X: Tensor, error: RuntimeError) -> None:
+    """Say what a module needs that cannot run on tokens of this kind, where that is known."""
+    if not isinstance(f, nn.Module):
+        return
+    if "indices" in str(error) and any(isinstance(module, nn.Embedding) for module in f.modules()):
+        raise DtypeError(
+            f"{type(f).__name__} reads token ids, and a derivative is about vectors: "
+            "hs.load(module).activations(ids).at(layer=0) gives one of its layers as a map, and the vectors that enter "
+            "it; hs.certify(module, ids) and hs.measure(module, token_ids=…) take the ids.",
+            field="f",
+        ) from error
+    weight = next((each for each in f.parameters() if each.is_floating_point() and each.dtype not in HALF), X)
+    try:
+        require_agreement(X, weight, "tokens", "weights")
+    except HowsmoothError as refused:
+        raise refused from error
 
 
 def value_of(f: Callable[[Tensor], Any], X: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Hypotheses of all theorems: checked before any work; a refusal names what does apply. Imports no torch."""
 
 import math
-from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 from howsmooth.errors import AssumptionError, DeviceError, DtypeError, ShapeError
 
@@ -26,20 +26,30 @@ def require_size(n: int, radius: float, *, least: int = 1) -> None:
 def require_length(n: int, *, least: int = 1) -> None:
     """Refuse a number of tokens that is not a whole one, or is too small or too large."""
     if not (isinstance(n, Integral) and not isinstance(n, bool) and n >= least):
-        raise AssumptionError(f"n must be a whole number, at least {least}, got {n}.", field="n")
+        raise AssumptionError(f"n must be a whole number, at least {least}, got {_given(n)}.", field="n")
     if n > LARGEST_LENGTH:
         raise AssumptionError("n must be at most 10^300, or its square root is no float; got more.", field="n")
 
 
 def require_radius(radius: float) -> None:
     """Refuse a radius that is not positive and finite, or whose square is not."""
-    if not 0 < radius < math.inf:
-        raise AssumptionError(f"radius must be positive and finite, got {radius}.", field="radius")
+    require_positive(radius, "radius")
     if not SMALLEST_RADIUS <= float(radius) <= LARGEST_RADIUS:
         raise AssumptionError(
             f"radius must lie between {SMALLEST_RADIUS:g} and {LARGEST_RADIUS:g}, got {radius}; rescale the tokens.",
             field="radius",
         )
+
+
+def require_positive(value: float, name: str) -> None:
+    """Refuse anything but a positive number."""
+    if not (isinstance(value, SupportsFloat) and 0 < value < math.inf):
+        raise AssumptionError(f"{name} must be positive and finite, got {_given(value)}.", field=name)
+
+
+def _given(value: object) -> str:
+    """Write a number as it is, and what is none as Python would: a word has its quotes."""
+    return str(value) if isinstance(value, Real) else repr(value)
 
 
 def require_attention(attention: object) -> None:
@@ -78,6 +88,14 @@ def require_numbers(x: "Tensor", field: str) -> None:
         raise DeviceError(
             f"theorems are about numbers, and {field} is on torch's meta device, which holds none; load it first.",
             field=field,
+        )
+
+
+def require_one_sequence(X: "Tensor") -> None:
+    """Refuse a batch of inputs."""
+    if X.ndim != 2:
+        raise ShapeError(
+            f"this takes one sequence (n, d), got {tuple(X.shape)}; call it for each entry of the batch.", field="X"
         )
 
 

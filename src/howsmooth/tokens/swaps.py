@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +12,10 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.maps.attention import Attention
+from howsmooth.markup import strict_json
+from howsmooth.models.inputs.model_inputs import read_sentence
 from howsmooth.models.parts.ends import entrance
-from howsmooth.models.transformer import Transformer
+from howsmooth.models.transformer import Transformer, tensor_of
 from howsmooth.tokens.methods import CLASSES, METHODS, Outputs, Trials, swapped
 from howsmooth.tokens.replacements import Words, replacements
 from howsmooth.tokens.swap_displacement import SwapDisplacement
@@ -76,6 +79,10 @@ class Swap:
         worst = "the worst of" if self.proven else "the best of"
         return f"Swap({swaps or 'nothing'}; {at_least(self.displacement)}, {worst} {count(self.tried, 'sequence')})"
 
+    def to_json(self) -> str:
+        """Return one JSON object."""
+        return strict_json(self.as_dict())
+
     def as_dict(self) -> dict[str, Any]:
         """Return everything as plain values."""
         plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -86,7 +93,7 @@ class Swap:
 @torch.no_grad()
 def swap(
     model: Transformer,
-    tokens: Int[Tensor, " n"],
+    tokens: Int[Tensor, " n"] | Sequence[int] | str,
     *,
     map: str = "attention",  # noqa: A002 — the word everywhere else
     layer: int = 0,
@@ -108,7 +115,7 @@ def swap(
 
     Args:
         model: The model.
-        tokens: One sequence, without padding.
+        tokens: One sequence, without padding; or a sentence, read between the special tokens of the model.
         map: Which output: a map of a layer, or one of the whole model such as ``sentence`` or ``logits``.
         layer: Of which layer, where it is a map of one.
         edits: How many tokens may be replaced.
@@ -130,9 +137,9 @@ def swap(
         UnsupportedModelError: If the model reads no tokens, or has no tokenizer where words are asked for.
     """
     method = check_search(map, layer=layer, edits=edits, method=method, budget=budget)
-    if not isinstance(tokens, Tensor) or tokens.ndim != 1:
-        got = tuple(tokens.shape) if isinstance(tokens, Tensor) else type(tokens).__name__
-        raise ShapeError(f"tokens must be one sequence (n,), got {got}.", field="tokens")
+    tokens = tensor_of(read_sentence(model, tokens) if isinstance(tokens, str) else tokens, "tokens")
+    if tokens.ndim != 1:
+        raise ShapeError(f"tokens must be one sequence (n,), got {tuple(tokens.shape)}.", field="tokens")
     model.check_map(map, layer)
     allowed = replacements(model, tokens, candidates=candidates, whole_words=whole_words, round_trip=round_trip)
     if edits > len(allowed.positions):

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import howsmooth as hs
-from howsmooth.certificates.sentences import classifier_at, read_sentence
+from howsmooth.certificates.sentences import classifier_at
+from howsmooth.models.inputs.model_inputs import read_sentence
 from howsmooth.models.loading.names import built_in_path
 
 

@@ -72,7 +72,11 @@ def test_every_key_of_a_study_at_a_text_is_documented():
     fields = [field for field in every if field.path[0] != "window" and field.name != "threads"]
     names = [*OWN, *settings_of(Windows)]
     assert [name for name in names if f"`{name}`" not in words] == []
-    missing = [field.name for field in fields if not {f"`{field.name}`", f"`{plural(field)}`"} & set(_codes(words))]
+    missing = [
+        field.name
+        for field in fields
+        if not {f"`{name}`" for name in (field.name, plural(field), field.option)} & set(_codes(words))
+    ]
     assert missing == []
     assert [name for name in kind_names() if f"`{name}`" not in words] == []
 
@@ -166,6 +170,7 @@ MISTAKES = [
     ("rtol", "true", "'rtol' must be a number"),
     ("confidence", "[0.9]", "'confidence' must be a number"),
     ("certify", '"yes"', "'certify' must be true or false"),
+    ("bracket", '"yes"', "'bracket' must be true or false"),
     ("released", "0", "'released' must be true or false"),
     ("certificate", "0", "'certificate' must be true or false"),
     ("models", "[]", "'models' is empty"),
@@ -298,3 +303,8 @@ def test_a_layer_that_a_model_does_not_have_is_told_for_heads_too(study, folder_
     path = study(kind='"bounds"', maps='["residual"]', model=f'"{folder_model}"', length="5", radius="1.0")
     with pytest.raises(StudyError, match=r"line 3: .*about attention alone"):
         parts(read_study(path), held)
+
+
+def test_a_study_calls_a_field_as_the_command_line_does(study):
+    solvers = [read_study(study(**SMALL, **{key: "false"})).axes["certify"] for key in ("bracket", "certify")]
+    assert solvers == [(False,), (False,)]

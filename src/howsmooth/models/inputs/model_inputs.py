@@ -1,5 +1,6 @@
 """The inputs of a model from any source: windows of a text, rows of token ids, sentences, pictures."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -115,6 +116,27 @@ def _pictures(pictures: Pictures, transformer: Transformer) -> Inputs:
         lengths=(tokens,) * len(pictures.files),
         notes=() if processor is not None else (NOTE,),
     )
+
+
+def read_sentence(model: Transformer, text: str) -> list[int]:
+    """Return a sentence as a model reads it, between its special tokens.
+
+    Raises:
+        AssumptionError: If it holds no words, or more tokens than the model has positions.
+        UnsupportedModelError: If the model has no tokenizer, or it knows less than half of the words.
+    """
+    tokenizer = model.require_tokenizer()
+    if not text.strip():
+        raise AssumptionError("a sentence must hold words, got nothing.", field="text")
+    if os.path.isfile(text):
+        raise AssumptionError(
+            f"{text!r} is a file, not a sentence; certified_accuracy(model, FILE) and sentences=FILE read files.",
+            field="text",
+        )
+    before, behind = tokenizer.frame()
+    tokens = [*before, *tokens_of(tokenizer, text, text[:60]), *behind]
+    model.require_positions(len(tokens), f"and the sentence has {len(tokens)}; shorten it", field="text")
+    return tokens
 
 
 def vocabulary(module: nn.Module) -> int | None:

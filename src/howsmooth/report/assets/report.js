@@ -33,17 +33,18 @@
 
   // A chart takes the width it has: panels stand side by side as far as there is room, few ones are larger, and so are
   // the cells of a small map. Legends of a narrow page are one column.
-  const MARGIN = 66, NAMED = 160, LARGER = 3.4, CELL = 110;
+  const MARGIN = 66, NAMED = 160, LARGER = 3.4, CELL = 110, NARROW = 500;
   const distinct = (datasets, name) => new Set(Object.values(datasets).flat().map((row) => row[name])).size;
   const fitted = (spec, datasets, width) => {
-    const found = width < 500 ? narrowed(spec, width) : spec;
+    const found = width < NARROW ? narrowed(spec, width) : spec;
     if (found.columns) {
       const { spec: panel, facet } = found;
-      const margin = typeof panel.height === "number" ? MARGIN : NAMED;
+      // half of the last number of an axis stands beyond its end, where a narrow page ends too
+      const margin = (typeof panel.height === "number" ? MARGIN : NAMED) + (width < NARROW ? 14 : 0);
       const fitting = Math.floor(width / (panel.width + margin));
       const columns = Math.max(1, Math.min(found.columns, fitting, distinct(datasets, "panel")));
       const square = panel.width === panel.height;
-      const larger = Math.max(margin === NAMED ? 0.3 : 0.5, Math.min(square ? 1.4 : LARGER, (width / columns - margin) / panel.width));
+      const larger = Math.max(margin >= NAMED ? 0.3 : 0.5, Math.min(square ? 1.4 : LARGER, (width / columns - margin) / panel.width));
       const taller = square ? larger : Math.min(1.5, Math.max(1, larger));
       const size = { width: panel.width * larger, height: typeof panel.height === "number" ? panel.height * taller : panel.height };
       return { ...found, columns, spec: { ...panel, ...size }, facet: { ...facet, header: { ...facet.header, labelLimit: size.width + 25 } } };
@@ -63,6 +64,8 @@
     const found = Object.fromEntries(Object.entries(part).map(([name, each]) => [name, narrowed(each, width)]));
     // there is room for a value, and not for its interval
     if (found.text?.field === "number") found.text = { value: { expr: "split(datum.number, ' [')[0]" } };
+    // a scale of colours lies above the panels, where there is room for it
+    if (found.legend && found.type === "quantitative") return { ...found, legend: { ...found.legend, orient: "top", direction: "horizontal", gradientLength: 160 } };
     if (!found.legend?.columns) return found;
     // a legend below stands under the names, too, which take more of the width than the axis
     const below = found.legend.orient === "bottom" ? { orient: "none", legendX: -190, legendY: { expr: "height + 45" } } : {};

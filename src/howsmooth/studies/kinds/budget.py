@@ -52,7 +52,7 @@ class Budgeting(CommandSettings, frozen=True, kw_only=True):
         described("Another checkpoint of the same shape, whose weights are the errors.", metavar="MODEL,…"),
     ] = ()
     text: Annotated[str, described("A text in UTF-8; Alice in Wonderland by default.", metavar="FILE")] = ALICE
-    length: Annotated[int, described("How many tokens a window has.")] = LENGTH
+    length: Annotated[int, described("How many tokens a window has.", option="lengths")] = LENGTH
     sequences: Annotated[int, described("How many windows.")] = WINDOWS
     passes: Annotated[int, described("Backward passes at each window.")] = PASSES
     size: Annotated[
@@ -441,7 +441,7 @@ KINDS = (
             The cost is the KL divergence of the output in nats a token, to second order, from a few backward passes.
             Stopped with Ctrl-C, it keeps what is done, and the same command goes on from there.
 
-            Example: howsmooth budget smollm2 --scheme int4:g64,int8 --size 0.3 --passes 8 --length 64
+            Example: howsmooth budget smollm2 --scheme int4:g64,int8 --size 0.3 --passes 8 --lengths 64
             """,
             results="budgets",
             done="rounded",

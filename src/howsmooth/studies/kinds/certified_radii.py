@@ -51,6 +51,7 @@ class Certifying(CommandSettings, frozen=True, kw_only=True):
             'A test set: .jsonl with {"text": …, "label": …} or a string on each line, .csv with the columns text and '
             "label, or a sentence on each line.",
             metavar="FILE",
+            option="sentences",
         ),
     ] = ""
     word: Annotated[
@@ -223,7 +224,7 @@ def run(batch: Sequence[CertificateAsk], cell: Sequence[CertificateAsk], resourc
     """Certify the words of one sentence."""
     import torch
 
-    from howsmooth.certificates.sentences import class_head, ordinary_positions, tokenizer_of
+    from howsmooth.certificates.sentences import class_head, ordinary_positions
     from howsmooth.studies.resources import seeded
 
     first = cell[0]
@@ -240,7 +241,7 @@ def run(batch: Sequence[CertificateAsk], cell: Sequence[CertificateAsk], resourc
     every, p = tuple(ordinary_positions(transformer, numbers)), norm_in(first.metric)
     groups = [ask.word or every for ask in cell]
     radii = certifier.radii(groups, p=p, seeds=[seeded([ask]) for ask in cell])
-    words, left = tokenizer_of(transformer).pieces(numbers), len(transformer.layers) - first.layer
+    words, left = transformer.require_tokenizer().pieces(numbers), len(transformer.layers) - first.layer
     return [
         CertificateAnswer(
             spelled=" ".join(words[i] for i in radius.tokens),
@@ -267,11 +268,11 @@ def _nearest(transformer: "Transformer", token: int, p: float) -> dict[str, Any]
     """Return how far the nearest embedding of another word is, and which word that is."""
     import torch
 
-    from howsmooth.certificates.sentences import special_tokens, tokenizer_of
+    from howsmooth.certificates.sentences import special_tokens
     from howsmooth.models.families.parameters import token_table
     from howsmooth.models.inputs.text import HubTokenizer
 
-    embeddings, tokenizer = token_table(transformer.module), tokenizer_of(transformer)
+    embeddings, tokenizer = token_table(transformer.module), transformer.require_tokenizer()
     if embeddings is None:
         return {}
     # tables are padded: rows behind the vocabulary are no words
@@ -286,7 +287,8 @@ def _certifier(transformer: "Transformer", sentence: str, at: str, layer: int) -
     import torch
 
     from howsmooth.certificates.sentence_certifier import SentenceCertifier
-    from howsmooth.certificates.sentences import classifier_at, read_sentence
+    from howsmooth.certificates.sentences import classifier_at
+    from howsmooth.models.inputs.model_inputs import read_sentence
 
     numbers = read_sentence(transformer, sentence)
     f, X = classifier_at(transformer, torch.tensor(numbers), at=at, layer=layer)
@@ -295,7 +297,8 @@ def _certifier(transformer: "Transformer", sentence: str, at: str, layer: int) -
 
 def planned_certificates(certifying: Certifying, resources: "Resources") -> "PlannedAsks":
     """Check everything that is asked for against the model, and list one ask for each sentence and word."""
-    from howsmooth.certificates.sentences import class_head, read_sentence
+    from howsmooth.certificates.sentences import class_head
+    from howsmooth.models.inputs.model_inputs import read_sentence
     from howsmooth.studies.plans.at_text import PlannedAsks
 
     model = resources.transformer(certifying.model, reading=certifying.reading)
@@ -343,7 +346,8 @@ def by_their_labels(model: "Transformer", labelled: Sequence[Labelled]) -> tuple
     """Return the sentences that are classified as they are labelled, or have none; and what to say of the others."""
     import torch
 
-    from howsmooth.certificates.sentences import class_head, classifier_at, label_number, read_sentence
+    from howsmooth.certificates.sentences import class_head, classifier_at, label_number
+    from howsmooth.models.inputs.model_inputs import read_sentence
 
     # Labels and lengths first, all of them: running the model takes longer.
     tokens, wanted = [], list[int | None]()

@@ -113,6 +113,12 @@ def model_and_text(asked: Any, windows: Windows, resources: Resources, *, parts:
     windows, remarks = _default_lengths(windows, transformer, inputs) if inputs.lengths is None else (windows, ())
     if transformer.stream is not None:
         remarks += (transformer.stream.note,)
+    framed = transformer.tokenizer is not None and any(transformer.tokenizer.frame())
+    if framed and "classes" in parts and not windows.special_tokens:
+        remarks += (
+            f"{transformer.name!r} was trained to classify inputs that begin and end with special tokens, which these "
+            "do not: add special_tokens=True",
+        )
     dtype = str(next(transformer.module.parameters()).dtype).removeprefix("torch.")
     return ModelAndText(
         transformer=transformer,

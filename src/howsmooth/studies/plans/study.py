@@ -132,6 +132,9 @@ def _axis(key: str, fields: Mapping[str, Setting], windows: Mapping[str, Setting
     for setting in fields.values():
         if plural(setting) == key:
             return setting, True
+    for setting in fields.values():
+        if setting.option == key:  # what the command line calls it
+            return setting, False
     known = [*OWN, *windows, *fields]
     near = nearest(key, [*known, *map(plural, fields.values())])
     # where nothing is near, one form of each is enough

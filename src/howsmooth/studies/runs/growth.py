@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from howsmooth.errors import AssumptionError
-from howsmooth.markup import paragraph
+from howsmooth.markup import paragraph, strict_json
 
 RESAMPLES = 2000
 # Fewer windows than this at a length say too little about their scatter to enter the lack-of-fit test.
@@ -56,6 +56,10 @@ class Growth:
     def at(self, n: float) -> float:
         """Return the value of the fitted law."""
         return self.factor * n**self.exponent
+
+    def to_json(self) -> str:
+        """Return one JSON object."""
+        return strict_json(asdict(self))
 
     def _repr_html_(self) -> str:
         interval = f"[{self.low:.3f}, {self.high:.3f}] ({100 * self.confidence:g} %)"

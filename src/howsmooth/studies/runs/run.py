@@ -52,6 +52,13 @@ class Run:
         return {name: tuple(records.values()) for name, records in found.items()}
 
     @property
+    def in_order(self) -> dict[str, Record]:
+        """Every record by its key, in the order in which they were asked for."""
+        known = {record.ask.key: record for record in self.records}
+        keys = dict.fromkeys((*(key for plan in self.plans for key in plan.keys), *known))
+        return {key: known[key] for key in keys if key in known}
+
+    @property
     def planned(self) -> int:
         """How many records there will be when all is done."""
         keys = {key for plan in self.plans for key in (*plan.keys, *plan.beside)}

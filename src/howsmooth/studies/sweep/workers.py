@@ -23,6 +23,8 @@ from howsmooth.studies.sweep.sweep import Executor, WorkUnit, attempt, sentence,
 
 # How many processes a unit may lose before it is called a failure.
 LOSSES = 3
+# A unit is timed beforehand only if it takes fewer seconds than this.
+SOON = 10.0
 SPAWN = multiprocessing.get_context("spawn")
 T = TypeVar("T")
 R = TypeVar("R")
@@ -205,16 +207,30 @@ def _deaf_to_interrupts() -> Iterator[None]:
 
 
 def expected_seconds(asks: Sequence[Ask], resources: Resources) -> float:
-    """Estimate the wall time of asks on one process from the smallest unit of each kind and model; store nothing."""
+    """Estimate the wall time of asks on one process from two units of each kind and model; store nothing.
+
+    The smallest one and a larger one, up to the median, that is sure to be done soon: what every unit takes, however
+    small, is told apart from what grows with its cost.
+    """
     groups = grouped(asks, lambda ask: (ask.kind, str(getattr(ask, "model", ""))))
     total = 0.0
     for _which, some in sorted(groups.items(), key=lambda group: group[0]):
         work = units(some, frozenset())
-        smallest = min(work, key=lambda unit: unit.cost)
+        by_cost = sorted(work, key=lambda unit: unit.cost)[: len(work) // 2 + 1]
+        smallest = by_cost[0]
         with using_threads(1):
             attempt(smallest, resources)  # what is loaded once does not count
-            started = time.perf_counter()
-            attempt(smallest, resources)
-            pace = (time.perf_counter() - started) / smallest.cost
-        total += pace * (sum(unit.cost for unit in work) + sum(walking(work).values()))
+            least = _seconds(smallest, resources)
+            pace, every = least / smallest.cost, 0.0
+            larger = [unit for unit in by_cost if smallest.cost < unit.cost and pace * unit.cost < SOON]
+            if larger:
+                pace = max(0.0, _seconds(larger[-1], resources) - least) / (larger[-1].cost - smallest.cost)
+                every = max(0.0, least - pace * smallest.cost)
+        total += every * len(work) + pace * (sum(unit.cost for unit in work) + sum(walking(work).values()))
     return total
+
+
+def _seconds(unit: WorkUnit, resources: Resources) -> float:
+    started = time.perf_counter()
+    attempt(unit, resources)
+    return time.perf_counter() - started

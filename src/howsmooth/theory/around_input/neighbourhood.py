@@ -21,13 +21,14 @@ from howsmooth.theory.around_input.first_derivative import FirstDerivative
 from howsmooth.theory.around_input.head_on_ball import TINY, HeadAtCentre, HeadOnBall, distances
 from howsmooth.theory.around_input.layer_on_ball import LayerAtCentre, LayerOnBall
 from howsmooth.theory.around_input.second_derivative import SecondDerivative
-from howsmooth.theory.assumptions import has_key_norm, require_attention
+from howsmooth.theory.assumptions import has_key_norm, require_attention, require_one_sequence, require_positive
 from howsmooth.theory.at_input.head_at_input import HeadAtInput, heads_at_input
 from howsmooth.theory.at_input.rescaling import Rescaled
 from howsmooth.theory.ball.softmax import sharp_upper
 from howsmooth.theory.heads import log, on_cpu, output_norm
 from howsmooth.theory.linalg.matrix_norms import norm_upper
 from howsmooth.theory.results import Bound, upper_bound
+from howsmooth.validation import require_sequences, tokens_for
 
 # The second derivative is summed from above on so many intervals.
 INTERVALS = 16
@@ -68,7 +69,7 @@ def neighbourhood_upper(
     """
     per_token = _per_token(metric)
     _require(attention, eps)
-    centre = InputCentre(attention=attention, X=X)
+    centre = InputCentre(attention=attention, X=_one_sequence(attention, X))
     found = constants_on_balls(centre, eps, per_token, AroundOrigin(attention=attention))
     return upper_bound(log(found[-1]), "neighbourhood_upper", _ball(eps, per_token), SOURCE, centre.confidence)
 
@@ -94,7 +95,7 @@ def displacement_upper(
     Raises:
         AssumptionError: As :func:`neighbourhood_upper`.
     """
-    return displacement_uppers(attention, [X], radii=[eps], metric=metric)[0][0]
+    return displacement_uppers(attention, [_one_sequence(attention, X)], radii=[eps], metric=metric)[0][0]
 
 
 def displacement_uppers(
@@ -313,10 +314,17 @@ def token_unit(X: Tensor, unit: Rescaled) -> float:
     return float(on_cpu(X).abs().max()) / size if size > 0 else 1.0
 
 
+def _one_sequence(attention: Attention, X: Tensor) -> Tensor:
+    """Take arrays and lists as the tokens of one sequence."""
+    X = tokens_for(X, attention)
+    require_sequences(X)
+    require_one_sequence(X)
+    return X
+
+
 def _require(attention: Attention, eps: float) -> None:
     require_attention(attention)
-    if not 0 < eps < math.inf:
-        raise AssumptionError(f"eps must be positive and finite, got {eps}.", field="eps")
+    require_positive(eps, "eps")
     if attention.positions.rotary is not None or attention.softcap is not None or has_key_norm(attention):
         raise AssumptionError(
             "neighbourhood_upper covers neither rotary positions nor soft caps nor query/key norms; "

@@ -8,12 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.errors import ShapeError
 from howsmooth.linear_operators import on_tokens
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.derivative import AttentionJacobian
 from howsmooth.maps.norms import NormJacobian, of_each_head
-from howsmooth.theory.assumptions import require_numbers
+from howsmooth.theory.assumptions import require_numbers, require_one_sequence
 from howsmooth.theory.heads import Head, heads_of, on_cpu
 from howsmooth.theory.linalg.matrix_norms import MOST, NOTHING, UNIT
 from howsmooth.validation import require_tokens
@@ -178,10 +177,7 @@ def heads_at_input(
     heads = heads_of(attention) if heads is None else heads
     require_tokens(X, attention.query)
     require_numbers(X, "X")
-    if X.ndim != 2:
-        raise ShapeError(
-            f"this takes one sequence (n, d), got {tuple(X.shape)}; call it for each entry of the batch.", field="X"
-        )
+    require_one_sequence(X)
     wide, X = attention.to(torch.float64, "cpu"), on_cpu(X)
     with torch.no_grad():
         return [_head_at_input(head, wide.head(h), X) for h, head in enumerate(heads)]
