@@ -42,6 +42,7 @@ def test_arrays_and_lists_are_tokens_in_the_numbers_of_the_map(rng):
     assert hs.bounds.smallest_upper(f, n=np.int64(3), radius=np.float32(1)).value > 0
 
 
+@pytest.mark.slow
 @pytest.mark.untyped
 def test_a_word_is_certified_by_its_name(reviews):
     by_name = hs.certify(reviews, SENTENCES[0], word="gripping")

@@ -35,6 +35,7 @@ def processor_seconds(imports: str, **settings: str) -> float:
     return float(ended(imports + PAUSES, **settings))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("imports", ["import torch, howsmooth", "import howsmooth, torch"])
 def test_an_interpreter_that_ends_at_once_ends_well(imports):
     for _again in range(3):  # a thread that is still inside of torch aborts it

@@ -73,9 +73,14 @@ def tampered(proof: Proof, rng: np.random.Generator) -> Iterator[tuple[str, str,
             elif way == "bar":
                 unsafe["b"][row] -= share * max(abs(unsafe["b"][row]), 0.1)
                 yield MORE, "a lower bar", changed
-            elif way == "scaled":  # Ay ≥ b holds of more outputs where b/A falls
+            elif way == "scaled":
+                # Ay ≥ b holds of more outputs where b/A falls. Multipliers are those of the margin and grow with it: as
+                # they stand they are others for what they prove, and may be better ones.
+                share = max(share, 1e-10 / max(abs(unsafe["b"][row]), 1e-9))  # more than the bisection resolves
                 factor = 1 + share if unsafe["b"][row] > 0 else 1 - share
                 unsafe["A"][row] = [x * factor for x in unsafe["A"][row]]
+                for side in (side for each in leaves for side in each.get("sides", [])):
+                    side[2] *= factor
                 yield MORE, "a lower bar, by its matrix", changed
             elif way == "part":
                 yield from _parts(changed, claim, leaves, leaf, share, rng)

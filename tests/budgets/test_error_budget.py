@@ -177,6 +177,7 @@ def test_margins_are_those_of_the_word_that_wins_without_errors(llama, windows):
         assert_close(outcome.after[window, position], (q[first] - q[q != q[first]].max()).detach())
 
 
+@pytest.mark.slow
 def test_the_worst_error_of_a_size_is_the_top_of_the_dense_metric(llama, windows):
     found = hs.budget(llama, windows[:1], schemes=["int4:g8"], passes=1)
     each = next(e for e in found.products.errors if e.name.endswith("0.self_attn.k_proj.weight"))

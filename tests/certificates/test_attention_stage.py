@@ -305,14 +305,13 @@ def test_forms_of_scores_that_meet_are_those_of_a_single_column(kind, rng):
     torch.testing.assert_close(found, expected, rtol=4e-6, atol=1e-9)
 
 
-def test_pairs_of_columns_that_meet_in_parts_are_all_there(rng, monkeypatch):
+def test_forms_of_scores_that_are_multiplied_in_parts_are_all_there(rng, monkeypatch):
     f, X, columns = attention(rng), gaussian(rng, 3, 4), gaussian(rng, 1, 3, 3, 4)
     stage = AttentionStage(f, X)
-    before = stage.second_order(columns), stage.score_forms(columns, SquaredBall())
-    monkeypatch.setattr(attention_stage, "PAIRS", 4)
-    torch.testing.assert_close(
-        (stage.second_order(columns), stage.score_forms(columns, SquaredBall())), before, rtol=0, atol=1e-13
-    )
+    before = stage.score_forms(columns, SquaredBall())
+    for few in (1, 60):
+        monkeypatch.setattr(attention_stage, "NUMBERS", few)
+        torch.testing.assert_close(stage.score_forms(columns, SquaredBall()), before, rtol=0, atol=1e-13)
 
 
 def test_the_remainder_of_every_row_lies_along_the_root_of_the_output_projection(rng):

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -184,7 +183,8 @@ def test_what_frames_a_sentence_is_special_and_a_word_that_is_not_known_is_a_wor
 
     tokenizer = Framing()
     tokenizer.unknown = unknown
-    assert ordinary_positions(SimpleNamespace(tokenizer=tokenizer), [1, 2, 3, 4]) == [o - 1 for o in ordinary]
+    framed = dataclasses.replace(model, tokenizer=tokenizer)
+    assert ordinary_positions(framed, [1, 2, 3, 4]) == [o - 1 for o in ordinary]
 
 
 @pytest.mark.parametrize(("name", "p"), [("sum", 1.0), ("total", 2.0), ("entries", math.inf)])

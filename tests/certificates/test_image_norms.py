@@ -55,7 +55,7 @@ def test_coordinates_of_squares_have_the_length_of_what_is_squared(rng):
     assert float((times * xi[a] * xi[b]).square().sum()) == pytest.approx(float(xi.square().sum() ** 2), rel=1e-12)
     H = gaussian(rng, 2, 3, 5, 5)
     H = H + H.mT
-    torch.testing.assert_close(_unpacked(packed(H, SquaredBall())), H[None])
+    torch.testing.assert_close(_unpacked(packed(H, SquaredBall())[0].flatten(1).mT), H.flatten(0, 1))
 
 
 def test_the_square_of_one_direction_is_as_long_as_it_is(rng):
@@ -94,7 +94,7 @@ def test_quadratic_numbers_are_bounded_by_entries_eigenvalues_or_sums():
 
 def test_quadratic_vectors_are_bounded_by_entries_by_either_matrix_or_by_sums():
     # the coordinates of ξ⊗ξ themselves: as a matrix of one row for each its norm is one
-    every = _unpacked(torch.eye(10, dtype=torch.float64)[None, :, None])[0, 0]
+    every = _unpacked(torch.eye(10, dtype=torch.float64))
     ones = torch.zeros(10, 4, 4, dtype=torch.float64)
     ones[0] = torch.eye(4, dtype=torch.float64)
     alone, signs = torch.zeros_like(ones), torch.zeros_like(ones)

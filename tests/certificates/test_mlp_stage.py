@@ -7,7 +7,6 @@ import torch
 from draws import gaussian, uniform
 
 import howsmooth as hs
-from howsmooth.certificates import mlp_stage as module
 from howsmooth.certificates.image_norms import EUCLIDEAN
 from howsmooth.certificates.mlp_stage import (
     GRID_END,
@@ -144,14 +143,6 @@ def test_the_length_of_what_all_units_bend_by_is_along_the_root_of_what_reads_th
     for i in range(2):
         torch.testing.assert_close(bundle[i, :, i].mT @ bundle[i, :, i], f.down @ f.down.mT)
         assert not bool(bundle[i, :, 1 - i].any())
-
-
-def test_pairs_of_columns_that_meet_in_parts_are_all_there(rng, monkeypatch):
-    f, X = mlp(rng)
-    stage, columns = SmoothMLPStage(f, X), gaussian(rng, 1, 3, 2, 3)
-    before = stage.second_order(columns)
-    monkeypatch.setattr(module, "PAIRS", 4)
-    torch.testing.assert_close(stage.second_order(columns), before, rtol=0, atol=1e-13)
 
 
 def test_derivatives_of_activations_are_those_of_their_formulas(rng):

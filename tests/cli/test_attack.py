@@ -106,6 +106,7 @@ def test_on_a_classifier_it_is_told_from_which_radius_on_the_class_changes(howsm
     assert done.out.startswith("Attacks change the predicted class in 1 of 1 windows at ε = 3. ")
 
 
+@pytest.mark.slow
 def test_ceilings_are_the_same_whatever_radii_are_asked_for_together(howsmooth, folder_model, beginning, loaded_once):
     def ceilings(eps, folder):
         options = ("--layer", "1", "--method", "random", "--budget", "8", "--lengths", "4", "--sequences", "2")

@@ -126,7 +126,7 @@ def test_a_dry_run_counts_and_estimates_and_writes_nothing(study, howsmooth, tmp
     [
         (["measure", "reviews", "--layers", "0,1", "--lengths", "4", "--sequences", "3"], 6),
         (["attack", "reviews", "--layers", "0", "--lengths", "4", "--sequences", "1", "--eps", "0.1,1"], 10),
-        (["certify", "reviews", "--sentence", "a gripping film"], 3),
+        pytest.param(["certify", "reviews", "--sentence", "gripping film"], 2, marks=pytest.mark.slow),
     ],
 )
 def test_every_command_that_fills_a_run_has_a_dry_run(words, asks, howsmooth, tmp_path):

@@ -17,6 +17,8 @@ from howsmooth.models.shared_sequence import SharedSequence, check_shared
 from howsmooth.ring_attention import TokenRing, even_pieces
 from howsmooth.studies.runs.store import open_run
 
+pytestmark = pytest.mark.slow  # several processes import torch
+
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):

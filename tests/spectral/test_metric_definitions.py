@@ -89,6 +89,9 @@ class Counted:
 
     def __init__(self, op):
         self.op, self.count = op, 0
+        # from Python 3.12 on, what __getattr__ finds does not make it an operator
+        for name in ("batch", "domain", "codomain", "dtype", "device"):
+            setattr(self, name, getattr(op, name))
 
     def __getattr__(self, name):
         return getattr(self.op, name)

@@ -14,6 +14,7 @@ from spectral.shared_sequence import FEW, PLACED, TIMEOUT, D, by_sdpa, maps, tok
 import howsmooth as hs
 from howsmooth.ring_attention import RingAttention, TokenRing, even_pieces
 
+pytestmark = pytest.mark.slow  # several processes import torch
 SRC = Path(hs.__file__).parents[1]
 
 

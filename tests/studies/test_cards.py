@@ -18,6 +18,8 @@ from howsmooth.wording import at_least, at_most, exponent
 
 __all__ = ["save_classifier"]
 
+pytestmark = pytest.mark.slow  # to make the card that most of them look at takes seconds
+
 SMALL = dataclasses.replace(
     card_measurement.PROTOCOLS["protocol-1"],
     name="small",
@@ -27,6 +29,7 @@ SMALL = dataclasses.replace(
     passes=2,
     budget_windows=1,
     budget_length=6,
+    sentences=("funny film",),
 )
 
 

@@ -1,6 +1,5 @@
 r"""The remainder of attention: :ref:`Theorem 11 <attention-remainder>` and its :ref:`second order <second-order>`."""
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -16,8 +15,8 @@ from howsmooth.theory.linalg.eigenvalue_bounds import largest_norms
 
 # Where a score may change by more than this, only the hull of the values bounds the remainder.
 LARGEST_CHANGE = 60.0
-# At most this many pairs of columns are multiplied at once.
-PAIRS = 2**10
+# At most this many numbers of forms of scores are multiplied at once.
+NUMBERS = 2**20
 
 
 class AttentionNorms(NamedTuple):
@@ -120,20 +119,18 @@ class AttentionStage(SmoothStage):
     def propagate(self, columns: Float[Tensor, "groups r n d"], ball: UnitBall) -> tuple[Tensor, Tensor]:
         """Return the norms of :class:`AttentionNorms`, and what leaves."""
         dq, dk, dv, ell = self._first_order(columns)
-        heads = self._output_change(ell, dv)
+        heads, P = self._output_change(ell, dv), self._P[..., None]
         norms = AttentionNorms(
-            query=ball.vector_norms(dq),
-            key=ball.vector_norms(dk),
-            w=ball.vector_norms(dv),
-            s=ball.vector_norms(ell * self._P.sqrt()),
-            lam=ball.vector_norms(ell * (self._P * self._f).sqrt()),
-            linear=ball.vector_norms(heads),
+            query=ball.vector_norms(dq.movedim(-1, 1)).mT,
+            key=ball.vector_norms(dk.movedim(-1, 1)).mT,
+            w=ball.vector_norms(dv.movedim(-1, 1)).mT,
+            s=ball.vector_norms((ell * P.sqrt()).movedim(-1, 1)),
+            lam=ball.vector_norms((ell * (P * self._f[..., None]).sqrt()).movedim(-1, 1)),
+            linear=ball.vector_norms(heads.movedim(-1, 1)).mT,
             # A masked score may change as it likes: its weight is zero however large it is.
-            ell=ball.scalar_norms(torch.where(self._visible, ell, 0.0)),
+            ell=ball.scalar_norms(torch.where(self._visible[..., None], ell, 0.0).movedim(-1, 1)),
         )
-        side_by_side = heads.transpose(-3, -2).flatten(-2)
-        leaving = side_by_side if self._output is None else side_by_side @ self._output.mT
-        return torch.cat([part.flatten(1) for part in norms], dim=-1), self._at_rows(leaving)
+        return torch.cat([part.flatten(1) for part in norms], dim=-1), self._leaving(heads)
 
     def remainder(self, norms: Tensor, first: FirstOrder) -> Tensor:
         """Bound the remainder of every row."""
@@ -142,27 +139,34 @@ class AttentionStage(SmoothStage):
     def second_order(self, columns: Float[Tensor, "1 r n d"]) -> Float[Tensor, "1 pairs n out"]:
         """Return the second order of every pair of columns."""
         dq, dk, dv, ell = (part[0] for part in self._first_order(columns))
-        found = []
-        for a, b, factors, c in self._bilinear_pairs(dq, dk):
-            # ½D² of softmax: P(y − ΣPy) for y = c + ½ℓ², and ℓ is centred already.
-            squares = c + 0.5 * ell[a] * ell[b]
-            weights = self._P * (squares - (self._P * squares).sum(-1, keepdim=True))
-            new_values = 0.5 * (self._P * ell[a]) @ dv[b] + 0.5 * (self._P * ell[b]) @ dv[a]
-            heads = factors * (weights @ self._v + new_values)
-            found.append(heads.transpose(1, 2).flatten(2))
-        pairs = torch.cat(found)
-        return self._at_rows(pairs if self._output is None else pairs @ self._output.mT)[None]
+        _a, _b, factors = packed_pairs(ell.shape[-1])
+        heads = ell.new_empty(*dq.shape[:2], self._v.shape[-1], len(factors))
+        for head, (P, v) in enumerate(zip(self._P, self._v, strict=True)):
+            # ½D² of softmax: ΣP(v − o)y for y = c + ½ℓ². Of c and of ½ℓ² + V the second column of a pair comes first:
+            # both are then one product with what the first column does to the query and the scores.
+            old = P[..., None] * (v - (P @ v)[:, None])
+            of_key = self._scale * (old.mT @ dk[:, head].flatten(1)).unflatten(-1, dk.shape[2:]).transpose(1, 2)
+            of_score = 0.5 * old[..., None] * ell[head, :, :, None] + P[..., None, None] * dv[:, head]
+            later = torch.cat((of_key, of_score), 1).flatten(2).mT
+            every = (later @ torch.cat((dq[:, head], ell[head]), 1)).view(*heads[:, head].shape[:2], -1)
+            _add_pairs(every, out=heads[:, head])
+        return self._leaving(heads.mul_(0.5 * factors)[None])
 
     def score_forms(self, columns: Float[Tensor, "1 r n d"], squares: SquaredBall) -> Float[Tensor, "heads rows n"]:
         r"""Return norms of :math:`c_1-\sum Pc_1`, a quadratic form of the word for every pair of tokens."""
-        dq, dk, _dv = self._projections.jvp(columns)
-        dq, dk, found = self._rows(dq[0]), self._by_head(dk)[0], []
-        # Head by head: there are as many forms as pairs of tokens.
+        dq, dk, _dv = (part[0] for part in self._projected(columns))
+        n, r = len(dk), dk.shape[-1]
+        _a, _b, factors = packed_pairs(r)
+        found, at_once = torch.zeros_like(self._P), max(1, NUMBERS // (n * r**2))
+        # Before the first attention only the query of the word itself moves.
+        moved = dq.flatten(1).any(1).nonzero()[:, 0]
         for head, P in enumerate(self._P):
-            pairs = self._bilinear_pairs(dq[:, head, None], dk[:, head, None])
-            forms = [factors * (c - (P * c).sum(-1, keepdim=True)) for _a, _b, factors, c in pairs]
-            found.append(squares.scalar_norms(torch.cat(forms)[None])[0])
-        return torch.cat(found)
+            for rows in moved.split(at_once):
+                # a mean over keys is one over scores: they are centred before they meet the query
+                keys = dk[:, head] - (P[rows] @ dk[:, head].flatten(1)).view(-1, 1, *dk.shape[2:])
+                forms = _add_pairs((dq[rows, head].mT[:, None] @ keys).flatten(2)).mul_(0.5 * self._scale * factors)
+                found[head, rows] = squares.scalar_norms(forms.movedim(-1, 0)[None])[0]
+        return found
 
     def third_order_remainder(self, first: Tensor, later: Tensor, forms: Tensor | None = None) -> Tensor:
         r"""Bound :math:`R'`, or the whole remainder and the second order.
@@ -249,15 +253,6 @@ class AttentionStage(SmoothStage):
         r"""Bound :math:`|s\langle Q\delta_i,K\delta_j\rangle|` by lengths."""
         return abs(self._scale) * q[:, :, None] * k[:, None, :]
 
-    def _bilinear_pairs(
-        self, dq: Float[Tensor, "r heads rows k"], dk: Float[Tensor, "r heads n k"]
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Yield pairs of columns, the factors of packed forms, and the symmetric form behind c."""
-        first, second, factors = packed_pairs(len(dq))
-        for a, b, some in zip(first.split(PAIRS), second.split(PAIRS), factors.split(PAIRS), strict=True):
-            c = 0.5 * self._scale * (dq[a] @ dk[b].mT + dq[b] @ dk[a].mT)
-            yield a, b, some[:, None, None, None], c
-
     def _centred(self, c: Float[Tensor, "heads rows n"]) -> Float[Tensor, "heads rows n"]:
         r"""Bound :math:`|c-\sum Pc|`."""
         return c + (self._P * c).sum(-1, keepdim=True)
@@ -281,32 +276,54 @@ class AttentionStage(SmoothStage):
         lam = torch.minimum(norms.lam + (Pf * c.square()).sum(-1).sqrt(), (Pf * alpha.square()).sum(-1).sqrt())
         return s, lam
 
+    def _projected(self, columns: Float[Tensor, "groups r n d"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the changes of queries, keys and values: groups, tokens, heads, coordinates, and columns last."""
+        projections = self._projections
+        if projections.rotation is None and all(transform is None for transform in projections.transforms):
+            # products that leave columns one behind another, and queries of no row that is not used
+            x, layout = columns.movedim(1, -1), projections.layout
+            counts, widths = (layout.heads, layout.groups, layout.groups), (layout.k, layout.k, layout.v)
+            sizes = [count * width for count, width in zip(counts, widths, strict=True)]
+            weights = zip(projections.weight.split(sizes), counts, (self._rows(x, dim=1), x, x), strict=True)
+            dq, dk, dv = ((weight @ y).unflatten(-2, (count, -1)) for weight, count, y in weights)
+        else:
+            dq, dk, dv = (part.permute(0, 3, 2, 4, 1) for part in projections.jvp(columns))
+            dq = self._rows(dq, dim=1)
+        if self._shared > 1:
+            dk, dv = dk.repeat_interleave(self._shared, 2), dv.repeat_interleave(self._shared, 2)
+        return dq, dk, dv
+
     def _first_order(self, columns: Float[Tensor, "groups r n d"]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the first-order changes of queries, keys, values and centred scores."""
-        dq, dk, dv = self._projections.jvp(columns)
-        dq, dk, dv = self._rows(dq), self._by_head(dk), self._by_head(dv)
-        ell = dq.new_empty(len(self._P), *dq.shape[:-3], *self._P.shape[1:])
+        """Return also the first-order changes of centred scores: groups, heads, rows, tokens, columns."""
+        dq, dk, dv = self._projected(columns)
+        ell = dq.new_empty(len(dq), *self._P.shape, dq.shape[-1])
         # Head by head: products of all heads at once would repeat keys and queries for every column.
-        for head, (scores, P) in enumerate(zip(ell, self._P, strict=True)):
-            of_query = dq[..., head, :, :].flatten(0, -2) @ (self._scale * self._key[head]).mT
-            of_key = dk[..., head, :, :].flatten(0, -2) @ self._query[head].mT
-            torch.add(of_query.view_as(scores), of_key.view(scores.mT.shape).mT, out=scores)
-            scores -= (P * scores).sum(-1, keepdim=True)
-        return dq, dk, dv, ell.movedim(0, -3)
+        for head, P in enumerate(self._P):
+            of_query = (self._scale * self._key[head]) @ dq[:, :, head]
+            scores = torch.add(of_query, (self._query[head] @ dk[:, :, head]).transpose(1, 2), out=ell[:, head])
+            scores -= P[:, None] @ scores
+        return dq, dk, dv, ell
 
     def _output_change(
-        self, ell: Float[Tensor, "*more heads rows n"], dv: Float[Tensor, "*more heads n v"]
-    ) -> Float[Tensor, "*more heads rows v"]:
-        """Return the first-order change of the outputs of heads, stored side by side."""
-        heads, rows, v = len(self._P), self._P.shape[1], self._v.shape[-1]
-        found = dv.new_empty(*dv.shape[:-3], rows, heads, v)
+        self, ell: Float[Tensor, "groups heads rows n r"], dv: Float[Tensor, "groups n heads v r"]
+    ) -> Float[Tensor, "groups rows heads v r"]:
+        """Return the first-order change of the outputs of heads."""
+        found = dv.new_empty(len(dv), self._P.shape[1], *dv.shape[2:])
         for head, P in enumerate(self._P):
             # Scores are centred, so that Σ P ℓ (v − o) = Σ P ℓ v.
-            weighted = ((P * ell[..., head, :, :]).flatten(0, -2) @ self._v[head]).view(-1, rows, v)
-            values = dv[..., head, :, :].flatten(0, -3)
-            mixed = torch.baddbmm(weighted, P.expand(len(values), -1, -1), values)
-            found[..., head, :] = mixed.view(*dv.shape[:-3], rows, v)
-        return found.transpose(-3, -2)
+            weighted = (P[:, None] * self._v[head].mT) @ ell[:, head]
+            torch.add(weighted, (P @ dv[:, :, head].flatten(2)).view_as(weighted), out=found[:, :, head])
+        return found
+
+    def _leaving(self, heads: Float[Tensor, "groups rows heads v r"]) -> Float[Tensor, "groups r n out"]:
+        """Return what leaves, of outputs of heads; zero at rows that are not used."""
+        leaving = heads.flatten(2, 3)
+        leaving = leaving if self._output is None else self._output @ leaving
+        if self._row is not None:
+            rows = leaving.new_zeros(len(leaving), self._P.shape[2], *leaving.shape[2:])
+            rows[:, self._row] = leaving[:, 0]
+            leaving = rows
+        return leaving.movedim(-1, 1)
 
     def _split(self, norms: Float[Tensor, " norms"]) -> AttentionNorms:
         heads, rows, n = self._P.shape
@@ -318,14 +335,6 @@ class AttentionStage(SmoothStage):
     def _rows(self, x: Tensor, dim: int = -2) -> Tensor:
         """Return the rows of the output that are used later."""
         return x if self._row is None else x.narrow(dim, self._row, 1)
-
-    def _at_rows(self, x: Float[Tensor, "*more rows out"]) -> Float[Tensor, "*more n out"]:
-        """Put these rows where they stand; zero elsewhere."""
-        if self._row is None:
-            return x
-        found = x.new_zeros(*x.shape[:-2], self._P.shape[2], x.shape[-1])
-        found[..., self._row, :] = x[..., 0, :]
-        return found
 
     def _by_head(self, x: Float[Tensor, "*more groups n k"]) -> Float[Tensor, "*more heads n k"]:
         """Repeat the keys or values of a group for each of its heads."""
@@ -360,6 +369,13 @@ class ScoreChange(NamedTuple):
     kappa: Float[Tensor, "heads rows"]
     r: Float[Tensor, "heads rows n"]
     share: Float[Tensor, "heads rows"]
+
+
+def _add_pairs(bilinear: Float[Tensor, "*more squares"], out: Tensor | None = None) -> Float[Tensor, "*more pairs"]:
+    """Return B(a, b) + B(b, a) for all pairs of columns, of bilinear maps at every two columns."""
+    r = round(bilinear.shape[-1] ** 0.5)
+    a, b, _factors = packed_pairs(r)
+    return torch.add(bilinear.index_select(-1, a * r + b), bilinear.index_select(-1, b * r + a), out=out)
 
 
 def _all_heads(by_head: Float[Tensor, "heads rows"]) -> Float[Tensor, " rows"]:

@@ -4,11 +4,12 @@ A scalar image :math:`f\cdot\xi` of the ball :math:`|\xi|_p\le1` has a dual norm
 of a matrix. Quadratic images, of :ref:`exact second orders <second-order>`, are linear images of :math:`\xi\otimes\xi`.
 """
 
+import functools
 import itertools
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from howsmooth.theory.linalg.eigenvalue_bounds import largest_norms
@@ -47,6 +48,7 @@ class UnitBall:
 EUCLIDEAN = UnitBall()
 
 
+@functools.cache
 def packed_pairs(r: int) -> tuple[Tensor, Tensor, Tensor]:
     r"""Return the indices a ≤ b of all pairs of columns, and the factors 1 and √2 of a symmetric form there."""
     a, b = torch.triu_indices(r, r)
@@ -74,9 +76,16 @@ class SquaredBall(UnitBall):
         found = self._norms(columns)
         if self.p == 1.0:
             return found
-        # Neither norm is always smaller: this one is for many different forms, the other for a single one.
-        matrix = block_norms(columns)
-        return torch.minimum(found, matrix if self.p == 2.0 else _dimension(columns) * matrix)
+        # Neither norm is always smaller: this one is for many different forms, the other for a single one. A product
+        # with one vector, which no norm is below, mostly shows that it is not, and costs less than a Gram matrix.
+        around, blocks = 1.0 if self.p == 2.0 else float(_dimension(columns)), columns.movedim(1, -1)
+        some = blocks @ blocks[..., :1, :].mT
+        least = (some.mT @ blocks).norm(dim=(-2, -1)) / some.norm(dim=(-2, -1))
+        smaller = ~(around * least >= found)
+        if bool(smaller.any()):
+            matrix = around * block_norms(blocks[smaller].movedim(-1, 0)[None])[0]
+            found[smaller] = torch.minimum(found[smaller], matrix)
+        return found
 
     def _norms(self, columns: Float[Tensor, "groups pairs *more m"]) -> Float[Tensor, "groups *more"]:
         """Bound forms by their largest entry, by the largest eigenvalue of the sum of squares, or by all entries."""
@@ -84,7 +93,7 @@ class SquaredBall(UnitBall):
         factors = factors.view(-1, *[1] * (columns.ndim - 3))
         if self.p == 1.0:
             return (columns.norm(dim=-1) / factors).amax(1)
-        euclidean = square_sum_norms(columns.flatten(2, -2)).view(len(columns), *columns.shape[2:-1])
+        euclidean = square_sum_norms(columns)
         if self.p == 2.0:
             return euclidean
         # The cube lies in a ball of radius √r, whose square is r. Entries beside the diagonal are there twice.
@@ -96,36 +105,43 @@ def _dimension(columns: Float[Tensor, "groups pairs *more"]) -> int:
     return round((2 * columns.shape[1] + 0.25) ** 0.5 - 0.5)
 
 
-def square_sum_norms(columns: Float[Tensor, "groups pairs k m"]) -> Float[Tensor, "groups k"]:
+def square_sum_norms(columns: Float[Tensor, "groups pairs *more m"]) -> Float[Tensor, "groups *more"]:
     r"""Bound :math:`\|\sum_mH_m^2\|^{1/2}` for packed forms, with products in single precision, of unit roundoff u.
 
     The error of a product of symmetric matrices is at most :math:`ru\|H\|_F^2\le r^2u\|H\|^2`, so that all squarings
     together take at most :math:`r^2u` of a norm. Twice as much is added, which also covers entries that are rounded.
     """
-    groups, pairs, _k, m = columns.shape
+    groups, pairs, *more, m = columns.shape
     found, allowance = [], 1 + _dimension(columns) ** 2 * torch.finfo(torch.float32).eps
-    for some in columns.split(max(1, UNPACKED // (2 * groups * m * pairs)), dim=2):
-        scale = torch.maximum(some.amax((1, 3)), -some.amin((1, 3)))
+    # Forms one after another: walks of second orders keep them so, and nothing is copied here.
+    for forms in columns.movedim(1, -1).flatten(0, -2).split(m * max(1, UNPACKED // (2 * m * pairs))):
+        scale = torch.maximum(forms.amax(-1), -forms.amin(-1)).view(-1, m).amax(-1)
         # Rounded first: half as much is moved then. Of forms that are zero there are no numbers until the last line.
-        H = _unpacked((some / scale[:, None, :, None]).float().permute(0, 2, 3, 1).flatten(0, 2))
+        H = _unpacked((forms / scale.repeat_interleave(m)[:, None]).float())
         if m == 1:
             norms = form_norms(H).double()
         else:
             # Products are short sums; the long one is in double precision.
             squares = (H @ H).unflatten(0, (-1, m)).sum(1, dtype=torch.float64)
             norms = _largest_eigenvalues(squares.float()).double().sqrt()
-        found.append(torch.where(scale == 0, 0.0, allowance * scale * norms.view_as(scale)))
-    return torch.cat(found, 1)
+        found.append(torch.where(scale == 0, 0.0, allowance * scale * norms))
+    return torch.cat(found).view(groups, *more)
 
 
-def _unpacked(columns: Float[Tensor, "groups pairs *more"]) -> Float[Tensor, "groups *more r r"]:
-    """Return packed columns as symmetric matrices."""
-    r = _dimension(columns)
-    a, b, factors = packed_pairs(r)
-    place = torch.empty(r, r, dtype=torch.long)
-    place[a, b] = place[b, a] = torch.arange(len(a))
-    weighted = columns / factors.to(columns.dtype).view(-1, *[1] * (columns.ndim - 2))
-    return weighted.index_select(1, place.flatten()).unflatten(1, (r, r)).movedim((1, 2), (-2, -1))
+def _unpacked(packed: Float[Tensor, "forms pairs"]) -> Float[Tensor, "forms r r"]:
+    """Return packed forms as symmetric matrices."""
+    r = _dimension(packed)
+    _a, _b, factors = packed_pairs(r)
+    return (packed / factors.to(packed.dtype)).index_select(1, _square_places(r)).unflatten(1, (r, r))
+
+
+@functools.cache
+def _square_places(r: int) -> Int[Tensor, " squares"]:
+    """Return which pair of columns stands at every place of a matrix, row by row."""
+    a, b, _factors = packed_pairs(r)
+    places = torch.empty(r, r, dtype=torch.long)
+    places[a, b] = places[b, a] = torch.arange(len(a))
+    return places.flatten()
 
 
 def block_norms(columns: Float[Tensor, "groups r *more m"]) -> Float[Tensor, "groups *more"]:
@@ -173,21 +189,26 @@ def form_norms(H: Float[Tensor, "forms r r"]) -> Float[Tensor, " forms"]:
         [1000.0, 0.0]
     """
     at_once = max(1, SQUARED // H.shape[-1] ** 2)
-    found = torch.cat([_largest_eigenvalues(some @ some) for some in H.split(at_once)]).sqrt()
-    return torch.where(H.flatten(1).any(1), found, 0.0)
+    found = []
+    for some in H.split(at_once):
+        G = some @ some
+        # entries are about one: squares of a form that is not zero do not underflow
+        zero = ~G.diagonal(dim1=-2, dim2=-1).any(-1)
+        found.append(_largest_eigenvalues(G).sqrt().masked_fill(zero, 0.0))
+    return torch.cat(found)
 
 
 def _largest_eigenvalues(G: Float[Tensor, "blocks v v"]) -> Float[Tensor, " blocks"]:
     """Bound the largest eigenvalue of every Gram matrix by traces of its eighth power; G is overwritten."""
     v, eps = G.shape[-1], torch.finfo(G.dtype).eps
     # Scaled by the Frobenius norm, and not by the trace: eighth powers of eigenvalues then add up to v⁻⁴ at least.
-    size = G.flatten(1).square().sum(1).sqrt()
+    size = torch.linalg.vector_norm(G, dim=(1, 2))
     G *= (1 / size)[:, None, None]
     square = G @ G
     fourth = torch.bmm(square, square, out=G)
     eighth = torch.bmm(fourth, fourth, out=square)
     first = eighth.diagonal(dim1=-2, dim2=-1).sum(-1) / v
-    second = eighth.flatten(1).square().sum(1) / v
+    second = torch.linalg.vector_norm(eighth, dim=(1, 2)).square() / v
     # A variance is a difference of two nearly equal numbers: their rounding error is added to it.
     variance = second - first.square() + 8 * v * eps * second
     top = first + ((v - 1) * variance.clamp_min(0)).sqrt()

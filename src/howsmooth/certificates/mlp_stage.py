@@ -24,8 +24,6 @@ SMOOTH = frozenset(ACTIVATIONS) - {"relu", "relu_squared"}
 # The grid on which peaks of |φ''| and |φ'''| are looked for. Beyond its ends the activations of neural networks are
 # straight to the last digit, or their curvature decreases.
 GRID_END, GRID_POINTS = 24.0, 2**16
-# At most this many pairs of columns are multiplied at once.
-PAIRS = 2**10
 
 
 def require_known(activation: Activation | str) -> Activation:
@@ -43,30 +41,47 @@ def require_known(activation: Activation | str) -> Activation:
     return found
 
 
+def derivatives(activation: Activation, x: Tensor, order: int) -> list[Tensor]:
+    r"""Return :math:`\varphi''(x)` and higher derivatives, up to an order."""
+    # By autograd from φ', which is written out for every activation: no second derivative has to be kept in step.
+    watched, found = x.detach().clone().requires_grad_(), list[Tensor]()
+    with torch.enable_grad():
+        last = activation.slope(watched)
+        for left in reversed(range(order - 1)):
+            if last.requires_grad:
+                (last,) = torch.autograd.grad(last.sum(), watched, create_graph=left > 0)
+            else:  # a constant
+                last = torch.zeros_like(x)
+            found.append(last.detach())
+    return found
+
+
 def derivative(activation: Activation, x: Tensor, order: int = 2) -> Tensor:
     r"""Return :math:`\varphi''(x)` or a higher derivative."""
-    # By autograd from φ', which is written out for every activation: no second derivative has to be kept in step.
-    watched = x.detach().clone().requires_grad_()
-    with torch.enable_grad():
-        found = activation.slope(watched)
-        for _ in range(order - 1):
-            if not found.requires_grad:  # a constant
-                return torch.zeros_like(x)
-            (found,) = torch.autograd.grad(found.sum(), watched, create_graph=True)
-    return found.detach()
+    return derivatives(activation, x, order)[-1]
+
+
+def largest_derivatives(
+    activation: Activation, low: Float[Tensor, "*any"], high: Float[Tensor, "*any"], order: int
+) -> list[Tensor]:
+    r"""Bound :math:`\sup|\varphi''|` and those of higher derivatives over every interval: at its ends, or at a peak."""
+    every = []
+    for each, at_ends in enumerate(derivatives(activation, torch.stack((low, high)), order), start=2):
+        found = at_ends.abs().amax(0)
+        for place, height in derivative_peaks(activation, each):
+            # A peak of the grid stands for all points up to its neighbours.
+            inside = (low - 2 * GRID_END / GRID_POINTS <= place) & (place <= high + 2 * GRID_END / GRID_POINTS)
+            found = torch.where(inside, found.clamp_min(height), found)
+        # A peak between two points of the grid is higher than both.
+        every.append(found + GRID_ERROR)
+    return every
 
 
 def largest_derivative(
     activation: Activation, low: Float[Tensor, "*any"], high: Float[Tensor, "*any"], order: int = 2
 ) -> Tensor:
-    r"""Bound :math:`\sup|\varphi''|` over every interval: at its ends, or at a peak inside."""
-    found = derivative(activation, torch.stack((low, high)), order).abs().amax(0)
-    for place, height in derivative_peaks(activation, order):
-        # A peak of the grid stands for all points up to its neighbours.
-        inside = (low - 2 * GRID_END / GRID_POINTS <= place) & (place <= high + 2 * GRID_END / GRID_POINTS)
-        found = torch.where(inside, found.clamp_min(height), found)
-    # A peak between two points of the grid is higher than both.
-    return found + GRID_ERROR
+    r"""Bound :math:`\sup|\varphi''|`, or that of a higher derivative, over every interval."""
+    return largest_derivatives(activation, low, high, order)[-1]
 
 
 @cache
@@ -127,8 +142,9 @@ class MLPStage(FeedForwardStage):
 
     def propagate(self, columns: Float[Tensor, "groups r n d"], ball: UnitBall) -> tuple[Tensor, Tensor]:
         """Return how far every neuron moves, and what leaves."""
-        hidden = columns @ self._up.mT
-        return ball.scalar_norms(hidden).flatten(1), (hidden * self._slope) @ self._down.mT
+        hidden = self._up @ columns.movedim(1, -1)
+        leaving = (self._down * self._slope[:, None]) @ hidden
+        return ball.scalar_norms(hidden.movedim(-1, 1)).flatten(1), leaving.movedim(-1, 1)
 
     def remainder(self, norms: Tensor, first: FirstOrder) -> Tensor:
         """Bound the length of the remainders of all neurons of a token."""
@@ -159,21 +175,22 @@ class SmoothMLPStage(MLPStage, SmoothStage):
 
     def second_order(self, columns: Float[Tensor, "1 r n d"]) -> Float[Tensor, "1 pairs n out"]:
         r"""Return :math:`W_2\tfrac12\varphi''t^2`."""
-        hidden = columns[0] @ self._up.mT
-        a, b, factors = packed_pairs(len(hidden))
-        parts = zip(a.split(PAIRS), b.split(PAIRS), factors.split(PAIRS), strict=True)
-        half = 0.5 * self._curvature
-        pairs = [(some[:, None, None] * half * hidden[i] * hidden[j]) @ self._down.mT for i, j, some in parts]
-        return torch.cat(pairs)[None]
+        hidden = self._up @ columns[0].movedim(0, -1)
+        a, b, factors = packed_pairs(hidden.shape[-1])
+        found = hidden.new_empty(len(hidden), len(self._down), len(a))
+        # Token by token: products of all pairs of columns of one fit into the cache.
+        for out, t, curvature in zip(found, hidden, self._curvature, strict=True):
+            torch.mm(self._down * (0.5 * curvature), t.index_select(-1, a) * t.index_select(-1, b), out=out)
+        return found.mul_(factors).movedim(-1, 0)[None]
 
     def third_order_remainder(self, first: Tensor, later: Tensor, forms: Tensor | None = None) -> Tensor:
         r"""Bound :math:`\tfrac12\varphi''(y)(t^2-t_1^2) + \tfrac16\varphi^{(3)}t^3`, or all of it."""
         s1, s_later = first.view_as(self._hidden), later.view_as(self._hidden)
         s, c = s1 + s_later, self._curvature.abs()
-        third = largest_derivative(self._activation, self._hidden - s, self._hidden + s, order=3)
+        second, third = largest_derivatives(self._activation, self._hidden - s, self._hidden + s, order=3)
         # t² − t₁² = (t − t₁)(t + t₁): a difference of squares would lose the small part.
         beyond = 0.5 * c * s_later * (s1 + s) + third * s**3 / 6
-        whole = activation_remainder(self._activation, self._hidden, s) + 0.5 * c * s1.square()
+        whole = 0.5 * second * s.square() + 0.5 * c * s1.square()
         return torch.minimum(beyond, whole).norm(dim=-1)
 
 

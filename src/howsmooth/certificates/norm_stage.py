@@ -64,8 +64,9 @@ class NormStage(SmoothStage):
     def propagate(self, columns: Float[Tensor, "groups r n d"], ball: UnitBall) -> tuple[Tensor, Tensor]:
         """Return the norms of u and w at every token, and what leaves: the root applied once more to w."""
         u, w = self._along_and_across(columns)
-        leaving = torch.addcmul(w, (w * self._unit).sum(-1, keepdim=True), self._shrunk, value=-1)
-        return torch.cat((ball.scalar_norms(u), ball.vector_norms(w)), dim=-1), self._gain * leaving
+        norms = torch.cat((ball.scalar_norms(u.movedim(-1, 1)), ball.vector_norms(w.movedim(-1, 1))), dim=-1)
+        leaving = w.addcmul_(self._unit[:, None] @ w, self._shrunk[..., None], value=-1)
+        return norms, leaving.mul_(self._gain[:, None]).movedim(-1, 1)
 
     def remainder(self, norms: Tensor, first: FirstOrder) -> Tensor:
         """Bound both parts of the remainder."""
@@ -73,13 +74,19 @@ class NormStage(SmoothStage):
 
     def second_order(self, columns: Float[Tensor, "1 r n d"]) -> Float[Tensor, "1 pairs n d"]:
         r"""Return :math:`-\tfrac12|w|^2` along and :math:`-uw` across."""
-        u, w = self._along_and_across(columns[0])
-        a, b, factors = packed_pairs(len(u))
-        along = -0.5 * torch.einsum("rnd,snd->rsn", w, w)[a, b]
-        w = torch.einsum("rnd,nde->rne", w, self._across)
-        across = torch.stack([_symmetric_product(u[:, i], w[:, i], a, b) for i in range(self._n)], dim=1)
-        found = factors[:, None, None] * (along[..., None] * self._unit - across)
-        return (self._gain * found)[None]
+        u, w = (part[0] for part in self._along_and_across(columns))
+        a, b, factors = packed_pairs(w.shape[-1])
+        factors = -0.5 * factors
+        along = factors * (w.mT @ w).flatten(1).index_select(1, a * w.shape[-1] + b)
+        left, right = factors * u.index_select(1, a), factors * u.index_select(1, b)
+        w = (self._gain[:, None] * self._across) @ w
+        found = w.new_empty(*w.shape[:2], len(a))
+        # Token by token, which fits into the cache: of the product uw the symmetric form, at all pairs.
+        for i, out in enumerate(found):
+            torch.mul(w[i].index_select(1, b), left[i], out=out)
+            out += w[i].index_select(1, a).mul_(right[i])
+            out.addr_(self._gain * self._unit[i], along[i])
+        return found.movedim(-1, 0)[None]
 
     def third_order_remainder(self, first: Tensor, later: Tensor, forms: Tensor | None = None) -> Tensor:
         r"""Bound :math:`R'`, or the whole remainder and the second order.
@@ -129,12 +136,16 @@ class NormStage(SmoothStage):
         along = torch.where(sine < 1, along, torch.inf)
         return torch.cat((along, torch.zeros_like(along)))
 
-    def _along_and_across(self, columns: Float[Tensor, "*more n d"]) -> tuple[Tensor, Tensor]:
-        """Return u and w of columns, w in the coordinates of the root."""
-        u = ((columns * self._unit).sum(-1, keepdim=True) / self._length)[..., 0]
+    def _along_and_across(
+        self, columns: Float[Tensor, "groups r n d"]
+    ) -> tuple[Float[Tensor, "groups n r"], Float[Tensor, "groups n d r"]]:
+        """Return u and w of columns, one behind another, w in the coordinates of the root."""
+        x = columns.movedim(1, -1)
+        u = (self._unit / self._length)[:, None] @ x
         # The root is the identity but for two directions: no product with a matrix is needed.
-        centred = columns - columns.mean(-1, keepdim=True) if self._centred else columns
-        return u, torch.addcmul(centred / self._length, u[..., None], self._shrunk, value=-1)
+        w = x - x.mean(-2, keepdim=True) if self._centred else x.clone()
+        w = w.div_(self._length[..., None]).addcmul_(u, self._shrunk[..., None], value=-1)
+        return u[..., 0, :], w
 
     def _split(self, norms: Float[Tensor, " norms"]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
         return norms[: self._n], norms[self._n :]
@@ -150,10 +161,3 @@ class NormStage(SmoothStage):
         shorter, longer = u / room, (2 * u + u.square() + w.square()) / (rho * (rho + 1))
         across = torch.minimum(torch.maximum(shorter, longer) * w, 1 + w)
         return torch.cat((torch.where(small, along, 2.0), torch.where(small, across, 1 + w)))
-
-
-def _symmetric_product(
-    u: Float[Tensor, " r"], w: Float[Tensor, "r d"], a: Tensor, b: Tensor
-) -> Float[Tensor, "pairs d"]:
-    """Return the symmetric bilinear form of the product uw at all pairs of columns."""
-    return 0.5 * (u[a, None] * w[b] + u[b, None] * w[a])

@@ -1,5 +1,6 @@
 """The largest radius that Theorem 11 proves for some tokens: by bisection, and with tables for the radius reached."""
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -95,8 +96,16 @@ class Proof:
         with torch.no_grad():
             second_order = second_order and second_order_affordable(table, tokens)
             self._word = WordPerturbation(table, tokens, ball, second_order=second_order)
+            self._functionals, self._transfer = rivals.functionals, table.transfer_to(rivals.functionals)
             self._first, self._second = self._word.at_output(rivals.functionals)
-            self._transfer = table.transfer_to(rivals.functionals)
+
+    def with_second_order(self) -> "Proof":
+        """Return what the same table proves with exact second orders; first orders are shared."""
+        found = copy.copy(self)
+        with torch.no_grad():
+            found._word = self._word.with_second_order()
+            found._first, found._second = found._word.at_output(self._functionals)
+        return found
 
     @property
     def linear(self) -> float:
@@ -195,7 +204,7 @@ def best_proof(
     if again or not second_order_affordable(table, tokens):
         found = _refined(plain, rivals, tokens, ball, near, rounds=ROUNDS if again else 0, second_order=False)
     if second_order_affordable(table, tokens):
-        exact = Proof(table if found is None else found.proof.table, rivals, tokens, ball)
+        exact = (plain if found is None else found.proof).with_second_order()
         rounds = SECOND_ORDER_ROUNDS if again else 0
         other = _refined(exact, rivals, tokens, ball, near, rounds=rounds, second_order=True)
         # Second orders may prove less: where there are many tokens, their norms are larger than those of products.

@@ -8,6 +8,7 @@ where :math:`R'_l` is the remainder of stage l without :math:`\tfrac12D^2g_l(G_l
 all of its directions together.
 """
 
+import copy
 import math
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from howsmooth.certificates.image_norms import SquaredBall, UnitBall, packed_pairs
 from howsmooth.certificates.norm_stage import NormStage
-from howsmooth.certificates.propagation import depth, propagate, propagate_stack
+from howsmooth.certificates.propagation import propagate, propagate_stack
 from howsmooth.certificates.relu_stage import ReLUStage
 from howsmooth.certificates.remainder_table import RemainderTable
 from howsmooth.certificates.stages import FirstOrder, SmoothStage, Stage
@@ -45,9 +46,16 @@ class WordPerturbation:
         self._second: dict[int, Tensor] = {}
         self._forms: dict[int, Tensor] = {}
         self._turns = ball.p == 2.0 and isinstance(table.links[0].stage, NormStage)
-        place, columns, turns = self._entering()
-        self._output = propagate(table.links, place, columns, ball, self._visit_first)
-        self._pairs = self._propagate_second(place, turns) if second_order else None
+        self._place, columns, self._turning = self._entering()
+        self._output = propagate(table.links, self._place, columns, ball, self._visit_first)
+        self._pairs = self._propagate_second(self._place, self._turning) if second_order else None
+
+    def with_second_order(self) -> "WordPerturbation":
+        """Return the same perturbation with exact second orders; first orders are shared."""
+        found = copy.copy(self)
+        found._second, found._forms = {}, {}
+        found._pairs = found._propagate_second(self._place, self._turning)
+        return found
 
     def at_output(self, functionals: Float[Tensor, "f out"]) -> tuple[Tensor, Tensor]:
         """Return how far functionals of the output move by first and by second order, for a radius of one."""
@@ -136,8 +144,7 @@ class WordPerturbation:
         first = next(iter(smooth), None)
         if first is None:
             return None if turns is None else self._unfolded(self._propagate_turns(place, turns, None)[-1])
-        own = smooth.pop(first).second_order(self._columns[first])
-        waiting = [torch.zeros_like(own)] * (depth(self._table.links[: first + 1]) - 1)
+        own, waiting = smooth.pop(first).second_order(self._columns[first]), None
         if turns is not None:
             *waiting, leaving = map(self._unfolded, self._propagate_turns(place, turns, first))
             own = own + leaving
@@ -166,9 +173,9 @@ class WordPerturbation:
         k = len(self._tokens)
         r = self._output.shape[1]
         a, b, _factors = packed_pairs(r)
-        pairs = turns.new_zeros(len(a), *turns.shape[2:])
-        pairs[a == b] = turns[0].repeat_interleave(r // k, 0)
-        return pairs[None]
+        pairs = turns.new_zeros(*turns.shape[2:], len(a))
+        pairs[..., a == b] = turns[0].repeat_interleave(r // k, 0).movedim(0, -1)
+        return pairs.movedim(-1, 0)[None]
 
 
 def times_square(eps: float, norms: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.certificates.mlp_stage import SMOOTH, derivative, largest_derivative
+from howsmooth.certificates.mlp_stage import SMOOTH, derivative, largest_derivatives
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.activations import Activation
 from howsmooth.verification.taylor_model import ExpandedStage, Forms, TaylorModel
@@ -37,7 +37,7 @@ class ActivationExpansion(ExpandedStage):
         beyond = model.beyond_linear(model.coordinates(), forms=forms).size.view_as(y)
         size = self.sizes + beyond
         self.slope, self.curvature = activation.slope(y), derivative(activation, y)
-        second, third = (largest_derivative(activation, y - size, y + size, order) for order in (2, 3))
+        second, third = largest_derivatives(activation, y - size, y + size, order=3)
         bend = 0.5 * self.curvature.abs()
         cubic = bend * beyond * (2 * self.sizes + beyond) + third * size**3 / 6
         whole = 0.5 * second * size.square() + bend * self.sizes.square()

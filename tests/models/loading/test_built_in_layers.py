@@ -44,6 +44,7 @@ def test_other_weights_under_the_name_are_refused(tmp_path, monkeypatch):
         built_in_layer("reviews", 0)
 
 
+@pytest.mark.slow
 def test_bounds_of_a_built_in_layer_do_not_wait_for_transformers():
     code = (
         "import sys; sys.argv = ['howsmooth', 'bounds', 'reviews', '--layer', '1', '-n', '4', '-r', '1', '--json']\n"

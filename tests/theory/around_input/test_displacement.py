@@ -126,6 +126,7 @@ def test_far_away_the_hull_bounds_the_movement_closely():
     assert moved <= bound <= 1.5 * moved
 
 
+@pytest.mark.slow
 def test_several_inputs_share_what_is_known_around_the_origin(rng, monkeypatch):
     f, inputs, asked = small_layer(rng), [scale * gaussian(rng, 4, 3) for scale in (1.5, 1.0, 1.2, 0.9)], []
     radii = (0.01, 1.0, 50.0)

@@ -33,6 +33,15 @@ COPIES = 4
 
 def check_writable(folder: Path) -> None:
     """Refuse a folder that is not there and cannot be made, or cannot be written to; nothing is made yet."""
+    try:
+        os.stat(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # it may be made
+    except (OSError, ValueError) as error:  # too long a name, or one with a NUL; from Python 3.14 on, exists is silent
+        raise FileError(
+            f"the folder {str(folder)!r} cannot be made: {getattr(error, 'strerror', error)}; give another with out=.",
+            field="out",
+        ) from error
     nearest = folder
     while not nearest.exists() and nearest != nearest.parent:
         nearest = nearest.parent
