@@ -86,7 +86,7 @@ def tampered(proof: Proof, rng: np.random.Generator) -> Iterator[tuple[str, str,
                 yield from _parts(changed, claim, leaves, leaf, share, rng)
             elif way == "number":
                 name = str(rng.choice(["lower", "upper", "A", "b", "alpha", "side", "unit", "level", "row"]))
-                bad = [float("nan"), float("inf"), None, [], "1"][rng.integers(5)]
+                bad: Any = [float("nan"), float("inf"), None, [], "1"][rng.integers(5)]
                 _broken(claim, unsafe, leaf, name, bad)
                 yield NONE, f"{name} with what is no number", changed
             else:
@@ -180,10 +180,8 @@ def networks() -> Iterator[tuple[str, Any, Proof]]:
             return hs.maps.Residual(hs.maps.MLP(**parts, activation="relu"))
 
         shapes = {"query": (3, 2, 6), "key": (3, 2, 6), "value": (3, 2, 6), "output": (3, 6, 2)}
-        attention = hs.Attention(
-            **{part: gaussian(*shape) for part, shape in shapes.items()},
-            positions=hs.maps.Positions(causal=name.startswith("causal")),
-        )
+        weights: dict[str, Any] = {part: gaussian(*shape) for part, shape in shapes.items()}
+        attention = hs.Attention(**weights, positions=hs.maps.Positions(causal=name.startswith("causal")))
         between = [hs.maps.Residual(attention)] if attends else []
         first = hs.maps.Affine(weight=gaussian(4, 6, 1, 8), bias=gaussian(4, 6))
         last = hs.maps.Affine(weight=gaussian(1, 3, 4, 6), bias=gaussian(1, 3))
