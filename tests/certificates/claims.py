@@ -78,7 +78,7 @@ def turned(table: RemainderTable, way: WordPerturbation, E: torch.Tensor) -> tor
     assert isinstance(stage, NormStage)
     moved = torch.zeros(len(E), *table.X.shape, dtype=E.dtype)
     moved[:, way._tokens] = E
-    u, w = stage._along_and_across(moved)
+    u, w = (x[0].movedim(-1, 0) for x in stage._along_and_across(moved[None]))  # samples first
     length = ((1 + u).square() + w.square().sum(-1)).sqrt()
     return (stage._length * w / length[..., None])[:, way._tokens].flatten(1)
 
