@@ -2,7 +2,8 @@
 
 Each command runs in an empty folder, then once more in the same one; of three such pairs the minimum counts, of two for
 commands that may take longer than a quarter of a minute. Processor seconds, of all its processes, stand beside those of
-the clock, and the speed of a matrix product says what the machine gave at the time.
+the clock, and the speed of a matrix product says what the machine gave at the time. The lesser of both is held against
+what is promised: other programs lengthen the one, work on several cores the other.
 """
 
 import os
@@ -26,10 +27,15 @@ class Seconds:
     clock: float
     cpu: float
 
+    @property
+    def least(self) -> float:
+        """The lesser of both."""
+        return min(self.clock, self.cpu)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A command, and within how many processor seconds it has to answer, and to answer again."""
+    """A command, and within how many seconds it has to answer, and to answer again."""
 
     words: tuple[str, ...]
     answer: float
@@ -127,10 +133,10 @@ def main() -> None:
         first, answer, again = measured(each.words, 1 if arguments.quick else repeats)
         cells = "".join(f"{some.cpu:9.2f} ({some.clock:6.2f})" for some in (first, answer, again))
         print(f"{'':24}{cells}   {speed():7.0f}   howsmooth {name}", flush=True)
-        claims[f"howsmooth {name} answers within {each.answer:g} s"] = answer.cpu <= each.answer
-        claims[f"howsmooth {name} says something within 3 s"] = first.cpu <= 3
+        claims[f"howsmooth {name} answers within {each.answer:g} s"] = answer.least <= each.answer
+        claims[f"howsmooth {name} says something within 3 s"] = first.least <= 3
         if each.again < float("inf"):
-            claims[f"howsmooth {name} answers again within {each.again:g} s"] = again.cpu <= each.again
+            claims[f"howsmooth {name} answers again within {each.again:g} s"] = again.least <= each.again
     verdict(claims, quick=arguments.quick)
 
 
