@@ -17,7 +17,7 @@ from howsmooth.models.shared_sequence import SharedSequence, check_shared
 from howsmooth.ring_attention import TokenRing, even_pieces
 from howsmooth.studies.runs.store import open_run
 
-pytestmark = pytest.mark.slow  # several processes import torch
+pytestmark = [pytest.mark.slow, pytest.mark.clock("processes wait for each other, and one is killed")]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from spectral.shared_sequence import FEW, PLACED, TIMEOUT, D, by_sdpa, maps, tok
 import howsmooth as hs
 from howsmooth.ring_attention import RingAttention, TokenRing, even_pieces
 
-pytestmark = pytest.mark.slow  # several processes import torch
+pytestmark = [pytest.mark.slow, pytest.mark.clock("processes wait for each other, and one is killed")]
 SRC = Path(hs.__file__).parents[1]
 
 

@@ -1,19 +1,29 @@
-"""Two processes that train one model: every parameter gets the mean of the penalties' gradients."""
+"""Two processes that train one model: every parameter gets the mean of the penalties' gradients.
+
+This file is also a program that becomes the two processes. They are copies of a fresh interpreter and not of pytest's:
+a copy of a process whose threads hold a lock may wait for it for ever.
+"""
 
 import datetime
 import os
-import socket
-import time
+import signal
+import subprocess
+import sys
+import traceback
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
 import howsmooth as hs
+
+PROCESSES = 2
+
+# Of everything, in seconds.
+LONGEST = 120
 
 
 def layer():
@@ -30,33 +40,48 @@ def loss_of(called, f, X):
     return called(X).square().mean() + hs.penalty(f, X, steps=12, seed=generator).mean()
 
 
-def work(rank, port, folder):
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
-    dist.init_process_group("gloo", rank=rank, world_size=2, timeout=datetime.timedelta(seconds=30))
+def work(rank, place):
+    signal.alarm(LONGEST)
     torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    store = dist.FileStore(f"{place}/store", PROCESSES)
+    wait = datetime.timedelta(seconds=LONGEST / 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=PROCESSES, timeout=wait)
     model = DistributedDataParallel(layer())
     for state in (None, hs.training.WarmStart()):  # the wrapper itself can be penalised, too
         model.zero_grad()
         f = model if state is None else model.module
         loss_of(model, f, tokens(rank)).backward()
-    torch.save([parameter.grad for parameter in model.parameters()], f"{folder}/{rank}.pt")
+    torch.save([parameter.grad for parameter in model.parameters()], f"{place}/{rank}.pt")
     dist.destroy_process_group()
 
 
+def main(place):
+    for rank in range(PROCESSES):
+        if os.fork() == 0:
+            try:
+                work(rank, place)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+    codes = [os.waitstatus_to_exitcode(os.wait()[1]) for _rank in range(PROCESSES)]
+    sys.exit(any(codes))
+
+
 @pytest.mark.slow
+@pytest.mark.clock("two processes wait for each other")
 def test_two_processes_get_the_mean_of_both_gradients(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = mp.start_processes(work, (port, str(tmp_path)), nprocs=2, join=False, start_method="fork")
-    stop = time.monotonic() + 60
-    while not context.join(timeout=5):  # true once all are done
-        if time.monotonic() > stop:
-            for process in context.processes:
-                process.kill()
-            pytest.fail("the processes did not come to an end")
+    ended = subprocess.run(
+        [sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=2 * LONGEST
+    )
+    assert ended.returncode == 0, ended.stderr
     alone = layer()
-    sum(loss_of(alone, alone, tokens(rank)) for rank in range(2)).backward()
-    for rank in range(2):
+    sum(loss_of(alone, alone, tokens(rank)) for rank in range(PROCESSES)).backward()
+    for rank in range(PROCESSES):
         for grad, parameter in zip(torch.load(tmp_path / f"{rank}.pt"), alone.parameters(), strict=True):
-            assert_close(grad, parameter.grad / 2)
+            assert_close(grad, parameter.grad / PROCESSES)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
