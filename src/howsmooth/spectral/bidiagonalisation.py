@@ -12,6 +12,8 @@ from howsmooth.linear_operators import LinearOperator
 from howsmooth.spectral.operators import Separable, dimension, norms, summed
 
 Array = np.ndarray
+# A Krylov space nearly ends where what leads out of it is this share of the largest entry of its matrix.
+INVARIANT_SHARE = 0.1
 
 
 class Bidiagonalisation:
@@ -22,8 +24,6 @@ class Bidiagonalisation:
     orthogonal direction with a coupling of that size, which is such a perturbation too.
 
     Attributes:
-        alphas: The diagonal of B, ``(batch, k)``.
-        betas: What stands beside it, ``(batch, k)``.
         zero: Which operators of the batch are zero.
     """
 
@@ -38,8 +38,7 @@ class Bidiagonalisation:
         self.op = op
         self.floor: Array = np.broadcast_to(np.asarray(floor, dtype=float), (start.shape[0],))
         self.generator = generator
-        self.alphas: Array = np.empty((start.shape[0], 0))
-        self.betas: Array = np.empty((start.shape[0], 0))
+        self._entries: list[tuple[Array, Array]] = []  # of every step
         self.zero: Array = np.zeros(start.shape[0], dtype=bool)
         self._scale: Array = np.zeros(start.shape[0])
         self._right = _Basis(start, dimension(op.domain))
@@ -49,7 +48,30 @@ class Bidiagonalisation:
     @property
     def steps(self) -> int:
         """How many steps were taken."""
-        return self.alphas.shape[1]
+        return len(self._entries)
+
+    @property
+    def alphas(self) -> Array:
+        """The diagonal of B, ``(batch, k)``."""
+        return self._columns(0)
+
+    @property
+    def betas(self) -> Array:
+        """What stands beside the diagonal, ``(batch, k)``."""
+        return self._columns(1)
+
+    @property
+    def latest(self) -> tuple[Array, Array]:
+        """The entries of the last step, ``(batch,)`` each."""
+        return self._entries[-1]
+
+    @property
+    def nearly_invariant(self) -> bool:
+        """Whether some Krylov space nearly ended with the last step: all that is large in its operator may be found."""
+        return bool((self.latest[1] < INVARIANT_SHARE * self._scale).any())
+
+    def _columns(self, place: int) -> Array:
+        return np.array([entries[place] for entries in self._entries]).reshape(self.steps, len(self.zero)).T
 
     @property
     def complete(self) -> bool:
@@ -65,20 +87,18 @@ class Bidiagonalisation:
             self.zero = alpha <= self.floor
         pulled = op.vjp(self._left.last.reshape((*op.batch, *op.codomain))).reshape(size, -1)
         beta = self._extend(self._right, pulled)
-        self.alphas = np.concatenate((self.alphas, alpha[:, None]), axis=1)
-        self.betas = np.concatenate((self.betas, beta[:, None]), axis=1)
+        self._entries.append((alpha, beta))
 
     def _extend(self, basis: "_Basis", w: Tensor) -> Array:
         """Orthogonalise ``w`` against the basis, append it, and return its norm."""
         w, norm = basis.complement(w)
         self._scale = np.maximum(self._scale, norm)
-        least = torch.finfo(w.dtype).eps * self._scale
         if basis.full:
             basis.append(torch.zeros_like(w), np.ones_like(norm))
             return np.zeros_like(norm)
         # Why not stop at a breakdown: the space is invariant, but a larger singular value may lie outside of it.
-        broken = (norm <= least) & (self._scale > 0)
-        if broken.any():
+        least = torch.finfo(w.dtype).eps * self._scale
+        if (norm <= least).any() and (broken := (norm <= least) & (self._scale > 0)).any():
             fresh, size = basis.complement(self._random(w))
             factor = torch.as_tensor(least / size, dtype=w.dtype, device=w.device)
             where = torch.as_tensor(broken, device=w.device)
@@ -95,14 +115,15 @@ class Bidiagonalisation:
         """Go on with some of the operators only; ``op`` must be able to ``take`` them."""
         index = torch.as_tensor(which, device=self.op.device)
         self.op = cast(Separable, self.op).take(index)
-        self.alphas, self.betas, self.zero = self.alphas[which], self.betas[which], self.zero[which]
+        self._entries = [(alpha[which], beta[which]) for alpha, beta in self._entries]
+        self.zero = self.zero[which]
         self._scale, self.floor = self._scale[which], self.floor[which]
         self._right.keep(which)
         self._left.keep(which)
 
     def matrix(self) -> Array:
         r"""Return :math:`[B_k\;\;\beta_k e_k]`, ``(batch, k, k + 1)``."""
-        size, k = self.alphas.shape
+        size, k = len(self.zero), self.steps
         B = np.zeros((size, k, k + 1))
         rows = np.arange(k)
         B[:, rows, rows] = self.alphas
@@ -113,10 +134,14 @@ class Bidiagonalisation:
         """Return the largest Ritz value of each operator."""
         # Why eigenvalues of B Bᵀ and not singular values of B: they are found faster, and squaring costs the largest
         # value no digits. Why with the last β: [B β] is a larger part of J, so its norm is a sharper lower bound.
-        B = self.matrix()
-        size = np.maximum(np.abs(B).max(axis=(1, 2)), np.finfo(float).tiny)  # so that squares stay in range
-        B /= size[:, None, None]
-        return size * np.sqrt(np.maximum(np.linalg.eigvalsh(B @ B.transpose(0, 2, 1))[:, -1], 0.0))
+        alphas, betas, k = self.alphas, self.betas, self.steps
+        size = np.maximum(alphas.max(axis=1), betas.max(axis=1))
+        size = np.maximum(size, np.finfo(float).tiny)  # so that squares stay in range
+        alphas, betas = alphas / size[:, None], betas / size[:, None]
+        squared = np.zeros((len(size), k * k))
+        squared[:, :: k + 1] = alphas * alphas + betas * betas
+        squared[:, k :: k + 1] = betas[:, :-1] * alphas[:, 1:]  # below the diagonal; what is above is not read
+        return size * np.sqrt(np.maximum(np.linalg.eigvalsh(squared.reshape(-1, k, k))[:, -1], 0.0))
 
     def residual_below(self, rtol: float) -> Array:
         r"""Tell where :math:`|J^\top u - \theta v| = \beta_k|x_k|` is at most rtol :math:`\theta` (top triplet)."""
@@ -178,8 +203,10 @@ class _Basis:
             grown[:, : self._count] = self.vectors
             self._memory = grown
         normal = norm >= torch.finfo(w.dtype).tiny  # the inverse of a subnormal norm may overflow
-        inverse = torch.as_tensor(1 / np.where(normal, norm, 1.0), dtype=w.dtype, device=w.device)
-        torch.mul(w, inverse[:, None], out=self._memory[:, self._count])
+        inverse = 1 / (norm if normal.all() else np.where(normal, norm, 1.0))
+        # one number needs no tensor, whose making takes as long as the product on short sequences
+        factor = float(inverse[0]) if batch == 1 else torch.as_tensor(inverse[:, None], dtype=w.dtype, device=w.device)
+        torch.mul(w, factor, out=self._memory[:, self._count])
         self._count += 1
 
     def keep(self, which: Array) -> None:

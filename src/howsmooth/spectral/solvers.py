@@ -342,11 +342,15 @@ def _explore(space: Bidiagonalisation, rule: Stopping) -> FinishedTriplets:
     """Grow the Krylov spaces of all operators in lockstep; finished ones are removed in groups."""
     finished = FinishedTriplets(space.op)
     waiting = np.arange(math.prod(space.op.batch))
-    can_leave = isinstance(space.op, Separable)
+    can_leave, due = isinstance(space.op, Separable), 1
     while waiting.size:
         space.advance()
-        require_finite_products(np.stack((space.alphas[:, -1], space.betas[:, -1])))
-        closed = rule.closed(space)
+        for entries in space.latest:
+            require_finite_products(entries)
+        if space.steps < min(due, rule.max_steps) and not (space.complete or space.nearly_invariant):
+            continue
+        closed, pause = rule.closed(space)
+        due = space.steps + pause
         if closed.all() or space.steps == rule.max_steps:
             leaving = np.ones_like(closed)
         elif can_leave and closed.mean() >= LEAVING_SHARE:
