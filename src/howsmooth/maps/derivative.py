@@ -1,9 +1,11 @@
 """The closed-form Jacobian of attention by scores, tile by tile and row by row: products with J and Jᵀ, no autograd."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -89,14 +91,24 @@ class AttentionJacobian(HeadsJacobian):
         """Bound the rounding error of products with queries alone, relative to the projections."""
         return 4 * torch.finfo(self.dtype).eps * _longest(self.pattern.v) * _longest(self.scaled_k)
 
+    @functools.cached_property
+    def _one_tile(self) -> "OneTile | None":
+        """The factors of products where all weights are one tile; none where they are several, or not kept."""
+        pattern = self.pattern
+        if (weights := pattern.whole) is None or self.distances is not None:
+            return None
+        q, k, v = pattern.q.flatten(1, 2), self.scaled_k, pattern.v
+        return OneTile(weights=weights, q=q, k=k, v=v, k_rows=k.mT, v_rows=v.mT, P_columns=weights.P.mT)
+
     def push_means(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Float[Tensor, "stack shared n v"]:
         """Push perturbations of queries, keys and values to the means."""
         pattern = self.pattern
+        if (one := self._one_tile) is not None:
+            # short sequences are bound by the number of operations: here nothing is cut, stitched or copied
+            dk, dv = dk.reshape(one.k.shape), dv.reshape(one.v.shape)
+            dS = torch.bmm(dq.reshape(one.q.shape), one.k_rows).baddbmm_(one.q, dk.mT)
+            return torch.bmm(one.weights.jvp(dS), one.v).baddbmm_(one.weights.P, dv).view(pattern.o.shape)
         dq, dk, dv = dq.reshape(pattern.q.shape), dk.reshape(pattern.k.shape), dv.reshape(pattern.v.shape).contiguous()
-        if (whole := pattern.whole) is not None and self.distances is None:
-            # short sequences are bound by the number of operations: here nothing is cut and stitched
-            dS = torch.bmm(dq.flatten(1, 2), self.scaled_k.mT).baddbmm_(pattern.q.flatten(1, 2), dk.mT)
-            return torch.bmm(whole.jvp(dS), pattern.v).baddbmm_(whole.P, dv).view(pattern.o.shape)
         moved = []
         for tile, weights, dS in self._push_scores(dq, dk):
             moved.append(self._push_tile(tile, weights, dS, dv))
@@ -135,11 +147,11 @@ class AttentionJacobian(HeadsJacobian):
     def pull_means(self, g: Float[Tensor, "stack shared n v"]) -> tuple[Tensor, Tensor, Tensor]:
         """Pull a cotangent of the means back to queries, keys and values."""
         pattern = self.pattern
-        if (whole := pattern.whole) is not None and self.distances is None:
+        if (one := self._one_tile) is not None:
             # the transpose of the short path above: dP = g vᵀ, then dq = dS k, dk = dSᵀ q, dv = Pᵀ g
             g = g.flatten(1, 2)
-            dS = whole.vjp(torch.bmm(g, pattern.v.mT))
-            return torch.bmm(dS, self.scaled_k), torch.bmm(dS.mT, pattern.q.flatten(1, 2)), torch.bmm(whole.P.mT, g)
+            dS = one.weights.vjp(torch.bmm(g, one.v_rows))
+            return torch.bmm(dS, one.k), torch.bmm(dS.mT, one.q), torch.bmm(one.P_columns, g)
         workspace, moved = Workspace(g, pattern.v), []
         dk, dv = ColumnSums(pattern.k), ColumnSums(pattern.v)
         for tile, weights, slope in pattern.parts():
@@ -197,6 +209,18 @@ class AttentionJacobian(HeadsJacobian):
             distances=None if self.distances is None else self.distances.take(self.batch, index),
             batch=(len(index),),
         )
+
+
+class OneTile(NamedTuple):
+    """The factors of products where all weights are one tile, in the shapes that matrix products take."""
+
+    weights: Weights
+    q: Float[Tensor, "stack rows k"]  # the heads of a group one below the other
+    k: Float[Tensor, "stack n k"]
+    v: Float[Tensor, "stack n v"]
+    k_rows: Float[Tensor, "stack k n"]
+    v_rows: Float[Tensor, "stack v n"]
+    P_columns: Float[Tensor, "stack n rows"]
 
 
 def attention_entropy(J: AttentionJacobian, real: Bool[Tensor, "*batch n"] | None = None) -> Float[Tensor, "*batch"]:
