@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,10 +13,10 @@ from torch import Tensor
 
 from howsmooth.linear_operators import take
 from howsmooth.maps.attention_weights import AttentionPattern
-from howsmooth.maps.heads_derivative import HeadsJacobian
+from howsmooth.maps.heads_derivative import HeadsJacobian, project_heads
 from howsmooth.maps.norms import JointNormJacobian, NormJacobian
 from howsmooth.maps.positions import Distances
-from howsmooth.maps.projections import TransformJacobian
+from howsmooth.maps.projections import IDENTITY_TRANSFORMS, TransformJacobian
 from howsmooth.maps.weighting import SoftmaxWeights, Tile, Weights, Workspace, rows_of, unstack
 
 
@@ -38,6 +38,7 @@ class AttentionJacobian(HeadsJacobian):
     pattern: AttentionPattern  # the attention weights, kept or rebuilt
     scaled_k: Float[Tensor, "stack n k"]  # keys times the scale of the scores (the pattern's queries are scaled)
     distances: Distances | None = None  # keys and queries of distances, times the scale of the scores
+    direct: bool = False  # whether products go from tokens to scores past queries and keys, see compress
 
     @property
     def means(self) -> Float[Tensor, "stack shared n v"]:
@@ -113,6 +114,66 @@ class AttentionJacobian(HeadsJacobian):
         for tile, weights, dS in self._push_scores(dq, dk):
             moved.append(self._push_tile(tile, weights, dS, dv))
         return stitch(moved)
+
+    def compress(self) -> tuple["AttentionJacobian", Callable[[Tensor], Tensor]]:
+        r"""Return an operator with the same singular values and cheaper products, and the isometry back to tokens.
+
+        At one sequence of no more tokens than queries and keys have coordinates, tokens are pushed to scores past
+        these: :math:`dS^h_{ij} = \langle e_i, Q^{h\top}k^h_j\rangle + \langle e_j, K^{h\top}q^h_i\rangle`, where the
+        vectors on the right are computed once, for about the cost of a product.
+        """
+        small, embed = super().compress()
+        return (dataclasses.replace(small, direct=True) if small._few_scores else small), embed
+
+    @property
+    def _few_scores(self) -> bool:
+        """Whether every token meets no more scores than coordinates of queries and keys, and scores are linear in both.
+
+        Why not in batches: every sequence has vectors of its own, which are read from memory in every product.
+        """
+        projections, layout, n = self.projections, self.projections.layout, self.domain[0]
+        linear = projections.query_norm is None and projections.key_norm is None and projections.rotation is None
+        linear = linear and projections.transforms == IDENTITY_TRANSFORMS and not self.lead
+        few = 2 * layout.heads * n <= (layout.heads + layout.groups) * layout.k
+        return linear and few and math.prod(self.batch) == 1 and self._one_tile is not None
+
+    @functools.cached_property
+    def _to_scores(self) -> Float[Tensor, "p d"]:
+        """The vectors that tokens are multiplied by: for their rows of scores, for their columns, for their values."""
+        (heads, groups, k, v), weight = self.projections.layout, self.projections.weight.flatten(0, -2)
+        query, key, value = weight.split([heads * k, groups * k, groups * v])
+        rows = self.scaled_k.unsqueeze(1) @ query.view(groups, heads // groups, k, -1)
+        columns = self.pattern.q @ key.view(groups, 1, k, -1)
+        return torch.cat((rows.flatten(0, 2), columns.flatten(0, 2), value))
+
+    def _blocks(self, Y: Float[Tensor, "n p"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the scores of every head by rows, those by columns, transposed, and the values, as views."""
+        (heads, groups, _k, v), (n, p) = self.projections.layout, Y.shape
+        return (
+            Y.as_strided((heads, n, n), (n, p, 1), 0),
+            Y.as_strided((heads, n, n), (n, 1, p), heads * n),
+            Y.as_strided((groups, n, v), (v, p, 1), 2 * heads * n),
+        )
+
+    def _push(self, E: Tensor) -> Tensor:
+        if not self.direct or (one := self._one_tile) is None:
+            return super()._push(E)
+        rows, columns, dv = self._blocks(E.reshape(self.domain) @ self._to_scores.mT)
+        dP = one.weights.jvp((rows + columns).contiguous().view(one.weights.P.shape))
+        means = torch.bmm(dP, one.v).baddbmm_(one.weights.P, dv).view(self.means.shape)
+        return project_heads(means, self.output, self.batch)
+
+    def _pull(self, G: Tensor) -> Tensor:
+        if not self.direct or (one := self._one_tile) is None:
+            return super()._pull(G)
+        g = self.by_head(G).flatten(1, 2)
+        Y = g.new_empty(self.domain[0], len(self._to_scores))
+        rows, columns, dv = self._blocks(Y)
+        dS = one.weights.vjp(torch.bmm(g, one.v_rows)).view(rows.shape)
+        rows.copy_(dS)
+        columns.copy_(dS)
+        dv.copy_(torch.bmm(one.P_columns, g))
+        return (Y @ self._to_scores).view(*self.batch, *self.domain)
 
     def push_terms(self, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor, Tensor]:
         """Return :meth:`push_means`, and the sums of its absolute terms: scores are pushed once for both."""

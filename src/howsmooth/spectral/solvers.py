@@ -279,8 +279,9 @@ def bracket_norm(
         small = unit(finished.direction.reshape(*core.batch, *core.domain), core.batch)
         moved = core.jvp(small)
         direction = embed(small)
-        response = moved if core is op else op.jvp(direction)
-        products += 1 if core is op else 2
+        # where directions are those of the operator itself, so are responses
+        response = moved if direction is small else op.jvp(direction)
+        products += 1 if direction is small else 2
         lower = norms(response, op.batch)
         require_finite_products(lower)
         finished.check(lower.flatten().cpu().numpy(), rule)
