@@ -134,7 +134,7 @@ class AttentionJacobian(HeadsJacobian):
         projections, layout, n = self.projections, self.projections.layout, self.domain[0]
         linear = projections.query_norm is None and projections.key_norm is None and projections.rotation is None
         linear = linear and projections.transforms == IDENTITY_TRANSFORMS and not self.lead
-        few = 2 * layout.heads * n <= (layout.heads + layout.groups) * layout.k
+        few = 8 * layout.heads * n <= 3 * (layout.heads + layout.groups) * layout.k
         return linear and few and math.prod(self.batch) == 1 and self._one_tile is not None
 
     @functools.cached_property

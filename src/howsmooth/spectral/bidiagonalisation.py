@@ -24,6 +24,7 @@ class Bidiagonalisation:
     orthogonal direction with a coupling of that size, which is such a perturbation too.
 
     Attributes:
+        steps: How many steps were taken.
         zero: Which operators of the batch are zero.
     """
 
@@ -38,7 +39,8 @@ class Bidiagonalisation:
         self.op = op
         self.floor: Array = np.broadcast_to(np.asarray(floor, dtype=float), (start.shape[0],))
         self.generator = generator
-        self._entries: list[tuple[Array, Array]] = []  # of every step
+        self.steps = 0
+        self._entries: Array = np.empty((2, start.shape[0], 32))  # of the steps so far, and room for more
         self.zero: Array = np.zeros(start.shape[0], dtype=bool)
         self._scale: Array = np.zeros(start.shape[0])
         self._right = _Basis(start, dimension(op.domain))
@@ -46,32 +48,24 @@ class Bidiagonalisation:
         self._left = _Basis(left, dimension(op.codomain))
 
     @property
-    def steps(self) -> int:
-        """How many steps were taken."""
-        return len(self._entries)
-
-    @property
     def alphas(self) -> Array:
         """The diagonal of B, ``(batch, k)``."""
-        return self._columns(0)
+        return self._entries[0, :, : self.steps]
 
     @property
     def betas(self) -> Array:
         """What stands beside the diagonal, ``(batch, k)``."""
-        return self._columns(1)
+        return self._entries[1, :, : self.steps]
 
     @property
-    def latest(self) -> tuple[Array, Array]:
-        """The entries of the last step, ``(batch,)`` each."""
-        return self._entries[-1]
+    def latest(self) -> Array:
+        """The entries of the last step, ``(2, batch)``."""
+        return self._entries[:, :, self.steps - 1]
 
     @property
     def nearly_invariant(self) -> bool:
         """Whether some Krylov space nearly ended with the last step: all that is large in its operator may be found."""
         return bool((self.latest[1] < INVARIANT_SHARE * self._scale).any())
-
-    def _columns(self, place: int) -> Array:
-        return np.array([entries[place] for entries in self._entries]).reshape(self.steps, len(self.zero)).T
 
     @property
     def complete(self) -> bool:
@@ -87,7 +81,10 @@ class Bidiagonalisation:
             self.zero = alpha <= self.floor
         pulled = op.vjp(self._left.last.reshape((*op.batch, *op.codomain))).reshape(size, -1)
         beta = self._extend(self._right, pulled)
-        self._entries.append((alpha, beta))
+        if self.steps == self._entries.shape[2]:
+            self._entries = np.concatenate((self._entries, np.empty_like(self._entries)), axis=2)
+        self._entries[:, :, self.steps] = alpha, beta
+        self.steps += 1
 
     def _extend(self, basis: "_Basis", w: Tensor) -> Array:
         """Orthogonalise ``w`` against the basis, append it, and return its norm."""
@@ -115,8 +112,7 @@ class Bidiagonalisation:
         """Go on with some of the operators only; ``op`` must be able to ``take`` them."""
         index = torch.as_tensor(which, device=self.op.device)
         self.op = cast(Separable, self.op).take(index)
-        self._entries = [(alpha[which], beta[which]) for alpha, beta in self._entries]
-        self.zero = self.zero[which]
+        self._entries, self.zero = self._entries[:, which], self.zero[which]
         self._scale, self.floor = self._scale[which], self.floor[which]
         self._right.keep(which)
         self._left.keep(which)
@@ -222,14 +218,15 @@ class _Basis:
         # Why all of the basis and not its last vectors, as exact arithmetic allows: orthogonality is lost as soon as a
         # Ritz value converges, copies of it appear, and the certificate, which is Bessel's inequality, is void.
         # Gram–Schmidt; what loses most of its norm is done again: twice is enough
+        rows, vectors = w.unsqueeze(1), self.vectors
         for _pass in range(3):
-            overlap = summed(torch.bmm(w.unsqueeze(1), self.vectors.mT))
-            w = torch.baddbmm(w.unsqueeze(1), overlap, self.vectors, alpha=-1).squeeze(1)
-            norm = norms(w, w.shape[:1]).cpu().numpy()
+            overlap = summed(torch.bmm(rows, vectors.mT))
+            rows = torch.baddbmm(rows, overlap, vectors, alpha=-1)
+            norm = norms(rows, rows.shape[:1]).cpu().numpy()
             lost = torch.linalg.vector_norm(overlap, dim=(1, 2)).cpu().numpy()
             if (lost <= 2 * norm).all():
                 break
-        return w, norm
+        return rows.squeeze(1), norm
 
     def combine(self, coefficients: Array, which: Array) -> Float[Tensor, "some N"]:
         """Combine the vectors of some operators, ``(some, k)`` coefficients."""

@@ -346,8 +346,7 @@ def _explore(space: Bidiagonalisation, rule: Stopping) -> FinishedTriplets:
     can_leave, due = isinstance(space.op, Separable), 1
     while waiting.size:
         space.advance()
-        for entries in space.latest:
-            require_finite_products(entries)
+        require_finite_products(space.latest)
         if space.steps < min(due, rule.max_steps) and not (space.complete or space.nearly_invariant):
             continue
         closed, pause = rule.closed(space)
