@@ -19,6 +19,10 @@ from howsmooth.maps.positions import Distances
 from howsmooth.maps.projections import IDENTITY_TRANSFORMS, TransformJacobian
 from howsmooth.maps.weighting import SoftmaxWeights, Tile, Weights, Workspace, rows_of, unstack
 
+# Products go past queries and keys where a token meets at most this share of their coordinates in scores: the vectors that
+# this takes are computed for each input.
+DIRECT_SHARE = 0.75
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttentionJacobian(HeadsJacobian):
@@ -118,24 +122,25 @@ class AttentionJacobian(HeadsJacobian):
     def compress(self) -> tuple["AttentionJacobian", Callable[[Tensor], Tensor]]:
         r"""Return an operator with the same singular values and cheaper products, and the isometry back to tokens.
 
-        At one sequence of no more tokens than queries and keys have coordinates, tokens are pushed to scores past
-        these: :math:`dS^h_{ij} = \langle e_i, Q^{h\top}k^h_j\rangle + \langle e_j, K^{h\top}q^h_i\rangle`, where the
-        vectors on the right are computed once, for about the cost of a product.
+        At one sequence whose tokens meet fewer scores than queries and keys have coordinates, tokens are pushed to
+        scores past these: :math:`dS^h_{ij} = \langle e_i, Q^{h\top}k^h_j\rangle + \langle e_j, K^{h\top}q^h_i\rangle`,
+        where the vectors on the right are computed once, for about the cost of a product.
         """
         small, embed = super().compress()
-        return (dataclasses.replace(small, direct=True) if small._few_scores else small), embed
+        layout, n = self.projections.layout, self.domain[0]
+        few = 2 * layout.heads * n <= DIRECT_SHARE * (layout.heads + layout.groups) * layout.k
+        return (dataclasses.replace(small, direct=True) if few and small.may_be_direct else small), embed
 
     @property
-    def _few_scores(self) -> bool:
-        """Whether every token meets no more scores than coordinates of queries and keys, and scores are linear in both.
+    def may_be_direct(self) -> bool:
+        """Whether scores are linear in the tokens at either side, at one sequence whose weights are kept in one tile.
 
         Why not in batches: every sequence has vectors of its own, which are read from memory in every product.
         """
-        projections, layout, n = self.projections, self.projections.layout, self.domain[0]
+        projections = self.projections
         linear = projections.query_norm is None and projections.key_norm is None and projections.rotation is None
         linear = linear and projections.transforms == IDENTITY_TRANSFORMS and not self.lead
-        few = 8 * layout.heads * n <= 3 * (layout.heads + layout.groups) * layout.k
-        return linear and few and math.prod(self.batch) == 1 and self._one_tile is not None
+        return linear and math.prod(self.batch) == 1 and self._one_tile is not None
 
     @functools.cached_property
     def _to_scores(self) -> Float[Tensor, "p d"]:
