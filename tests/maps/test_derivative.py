@@ -1,5 +1,6 @@
 import dataclasses
 import functools
+import math
 
 import pytest
 import torch
@@ -228,19 +229,32 @@ def test_wide_layers_are_not_compressed(rng):
 def test_products_past_queries_and_keys_match_the_dense_jacobian(case, rng):
     J, dense, E, G = products_and_dense(case, rng)
     if not (isinstance(J, AttentionJacobian) and J.may_be_direct):
-        # scores are not linear in the tokens, several sequences, or no attention by scores at all
+        # scores are not linear in the tokens, other projections for each, or no attention by scores at all
         core = J.compress()[0] if hasattr(J, "compress") else J
         assert not getattr(core, "direct", False)
         return
     direct = dataclasses.replace(J, direct=True)
     assert_close(direct.jvp(E).flatten(), dense @ E.flatten())
     assert_close(direct.vjp(G).flatten(), dense.mT @ G.flatten())
+    with torch.enable_grad():
+        for product, along, matrix in ((direct.jvp, E, dense), (direct.vjp, G, dense.mT)):
+            along.requires_grad_()
+            (gradient,) = torch.autograd.grad(product(along).square().sum(), along)
+            assert_close(gradient.flatten(), 2 * matrix.mT @ (matrix @ along.detach().flatten()))
+    if math.prod(J.batch) > 1:
+        some = torch.arange(math.prod(J.batch))[1:]
+        rest = direct.take(some)
+        assert_close(
+            rest.jvp(E.detach().reshape(-1, *J.domain)[some]), direct.jvp(E.detach()).reshape(-1, *J.codomain)[some]
+        )
 
 
 def test_most_single_maps_by_scores_have_products_past_queries_and_keys():
     jacobians = [f.jacobian(X) for f, X in (case.build(first()) for case in SINGLE) if isinstance(f, hs.Attention)]
     direct = [J for J in jacobians if isinstance(J, AttentionJacobian) and J.may_be_direct]
     assert len(direct) >= 8
+    batched = [f.jacobian(X) for f, X in (case.build(first()) for case in BATCHED) if isinstance(f, hs.Attention)]
+    assert any(J.may_be_direct for J in batched if isinstance(J, AttentionJacobian))
     assert any(J.projections.layout.shared > 1 for J in direct)
 
 

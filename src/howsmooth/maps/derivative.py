@@ -19,9 +19,9 @@ from howsmooth.maps.positions import Distances
 from howsmooth.maps.projections import IDENTITY_TRANSFORMS, TransformJacobian
 from howsmooth.maps.weighting import SoftmaxWeights, Tile, Weights, Workspace, rows_of, unstack
 
-# Products go past queries and keys where a token meets at most this share of their coordinates in scores: the vectors that
-# this takes are computed for each input.
-DIRECT_SHARE = 0.75
+# Products go past queries and keys where a token meets at most this share of their coordinates in scores, and where the
+# vectors that this takes, other ones for each sequence, stay in the caches.
+DIRECT_SHARE, DIRECT_BYTES = 0.75, 2**24
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -122,63 +122,68 @@ class AttentionJacobian(HeadsJacobian):
     def compress(self) -> tuple["AttentionJacobian", Callable[[Tensor], Tensor]]:
         r"""Return an operator with the same singular values and cheaper products, and the isometry back to tokens.
 
-        At one sequence whose tokens meet fewer scores than queries and keys have coordinates, tokens are pushed to
-        scores past these: :math:`dS^h_{ij} = \langle e_i, Q^{h\top}k^h_j\rangle + \langle e_j, K^{h\top}q^h_i\rangle`,
-        where the vectors on the right are computed once, for about the cost of a product.
+        Where tokens meet fewer scores than queries and keys have coordinates, they are pushed to scores past these:
+        :math:`dS^h_{ij} = \langle e_i, Q^{h\top}k^h_j\rangle + \langle e_j, K^{h\top}q^h_i\rangle`, where the vectors
+        on the right are computed once, for about the cost of a product.
         """
         small, embed = super().compress()
-        layout, n = self.projections.layout, self.domain[0]
-        few = 2 * layout.heads * n <= DIRECT_SHARE * (layout.heads + layout.groups) * layout.k
+        layout, (n, d) = self.projections.layout, small.domain
+        scores = 2 * layout.heads * n
+        few = scores <= DIRECT_SHARE * (layout.heads + layout.groups) * layout.k
+        few = few and scores * d * math.prod(self.batch) * self.scaled_k.element_size() <= DIRECT_BYTES
         return (dataclasses.replace(small, direct=True) if few and small.may_be_direct else small), embed
 
     @property
     def may_be_direct(self) -> bool:
-        """Whether scores are linear in the tokens at either side, at one sequence whose weights are kept in one tile.
-
-        Why not in batches: every sequence has vectors of its own, which are read from memory in every product.
-        """
+        """Whether scores are linear in the tokens on either side, by the same projections in the whole batch."""
         projections = self.projections
         linear = projections.query_norm is None and projections.key_norm is None and projections.rotation is None
         linear = linear and projections.transforms == IDENTITY_TRANSFORMS and not self.lead
-        return linear and math.prod(self.batch) == 1 and self._one_tile is not None
+        return linear and projections.weight.ndim == 2 and self._one_tile is not None
 
     @functools.cached_property
-    def _to_scores(self) -> Float[Tensor, "p d"]:
-        """The vectors that tokens are multiplied by: for their rows of scores, for their columns, for their values."""
-        (heads, groups, k, v), weight = self.projections.layout, self.projections.weight.flatten(0, -2)
-        query, key, value = weight.split([heads * k, groups * k, groups * v])
-        rows = self.scaled_k.unsqueeze(1) @ query.view(groups, heads // groups, k, -1)
-        columns = self.pattern.q @ key.view(groups, 1, k, -1)
-        return torch.cat((rows.flatten(0, 2), columns.flatten(0, 2), value))
-
-    def _blocks(self, Y: Float[Tensor, "n p"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the scores of every head by rows, those by columns, transposed, and the values, as views."""
-        (heads, groups, _k, v), (n, p) = self.projections.layout, Y.shape
-        return (
-            Y.as_strided((heads, n, n), (n, p, 1), 0),
-            Y.as_strided((heads, n, n), (n, 1, p), heads * n),
-            Y.as_strided((groups, n, v), (v, p, 1), 2 * heads * n),
+    def _to_scores(self) -> tuple[Float[Tensor, "count p d"], Float[Tensor, "gv d"]]:
+        """The vectors that tokens are multiplied by, for their rows of scores and for their columns; and for values."""
+        (heads, groups, k, v), (n, d), count = self.projections.layout, self.domain, math.prod(self.batch)
+        query, key, value = self.projections.weight.split([heads * k, groups * k, groups * v])
+        shared = heads // groups
+        rows = torch.einsum(
+            "bgnk, gskd -> bgsnd", self.scaled_k.reshape(count, groups, n, k), query.view(groups, shared, k, d)
         )
+        columns = torch.einsum(
+            "bgsnk, gkd -> bgsnd", self.pattern.q.reshape(count, groups, shared, n, k), key.view(groups, k, d)
+        )
+        return torch.cat([x.reshape(count, heads * n, d) for x in (rows, columns)], dim=1), value
+
+    def _scores_in(self, Y: Float[Tensor, "count n p"]) -> tuple[Tensor, Tensor]:
+        """Return what tokens add to the scores in their rows, and to those in their columns, as views by head."""
+        (count, n, p), heads = Y.shape, self.projections.layout.heads
+        shape, size = (count, heads, n, n), n * p
+        return Y.as_strided(shape, (size, n, p, 1), 0), Y.as_strided(shape, (size, n, 1, p), heads * n)
 
     def _push(self, E: Tensor) -> Tensor:
         if not self.direct or (one := self._one_tile) is None:
             return super()._push(E)
-        rows, columns, dv = self._blocks(E.reshape(self.domain) @ self._to_scores.mT)
+        (groups, v), (to_scores, value) = self.projections.layout[1::2], self._to_scores
+        tokens = E.reshape(-1, *self.domain)
+        rows, columns = self._scores_in(tokens @ to_scores.mT)
         dP = one.weights.jvp((rows + columns).contiguous().view(one.weights.P.shape))
-        means = torch.bmm(dP, one.v).baddbmm_(one.weights.P, dv).view(self.means.shape)
-        return project_heads(means, self.output, self.batch)
+        dv = (tokens @ value.mT).unflatten(-1, (groups, v)).transpose(-2, -3).reshape(one.v.shape)
+        return project_heads(
+            torch.bmm(dP, one.v).baddbmm_(one.weights.P, dv).view(self.means.shape), self.output, self.batch
+        )
 
     def _pull(self, G: Tensor) -> Tensor:
         if not self.direct or (one := self._one_tile) is None:
             return super()._pull(G)
+        (groups, v), (to_scores, value), n = self.projections.layout[1::2], self._to_scores, self.domain[0]
         g = self.by_head(G).flatten(1, 2)
-        Y = g.new_empty(self.domain[0], len(self._to_scores))
-        rows, columns, dv = self._blocks(Y)
-        dS = one.weights.vjp(torch.bmm(g, one.v_rows)).view(rows.shape)
-        rows.copy_(dS)
-        columns.copy_(dS)
-        dv.copy_(torch.bmm(one.P_columns, g))
-        return (Y @ self._to_scores).view(*self.batch, *self.domain)
+        Y = g.new_empty(len(to_scores), n, to_scores.shape[1])
+        dS = one.weights.vjp(torch.bmm(g, one.v_rows)).view(len(Y), -1, n, n)
+        for place in range(2):  # autograd takes no view that is older than what was written last
+            self._scores_in(Y)[place].copy_(dS)
+        dv = torch.bmm(one.P_columns, g).view(-1, groups, n, v).transpose(1, 2).flatten(-2)
+        return torch.baddbmm(dv @ value, Y, to_scores).view(*self.batch, *self.domain)
 
     def push_terms(self, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor, Tensor]:
         """Return :meth:`push_means`, and the sums of its absolute terms: scores are pushed once for both."""

@@ -1,6 +1,7 @@
 """From tokens to the queries, keys and values of every head, and back; transforms of these before the scores."""
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -177,7 +178,8 @@ class Layout(NamedTuple):
 
     def split(self, Y: Float[Tensor, "*batch n p"]) -> tuple[Tensor, Tensor, Tensor]:
         """Cut stacked projections into queries, keys and values ``(*batch, heads or groups, n, width)``."""
-        return self._views(Y)
+        queries, keys, values = self._views(Y)
+        return queries, keys, values
 
     def join(self, queries: Tensor, keys: Tensor, values: Tensor) -> Float[Tensor, "*batch n p"]:
         """Undo :meth:`split`."""
@@ -188,16 +190,13 @@ class Layout(NamedTuple):
             view.copy_(part)
         return Y
 
-    def _views(self, Y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the three blocks, each as one strided view: at small n the dispatch of views is what costs."""
-        heads, groups, k, v = self
-        (*batch, n, _p), (*steps, token, _one), offset = Y.shape, Y.stride(), Y.storage_offset()
-        key, value, of_keys = offset + heads * k, offset + (heads + groups) * k, (*steps, k, token, 1)
-        return (
-            Y.as_strided((*batch, heads, n, k), of_keys, offset),
-            Y.as_strided((*batch, groups, n, k), of_keys, key),
-            Y.as_strided((*batch, groups, n, v), (*steps, v, token, 1), value),
-        )
+    def _views(self, Y: Tensor) -> Iterator[Tensor]:
+        """Yield the three blocks, each as one strided view: at small n the dispatch of views is what costs."""
+        *batch, token, _one = Y.stride()
+        offset = Y.storage_offset()
+        for count, width in ((self.heads, self.k), (self.groups, self.k), (self.groups, self.v)):
+            yield Y.as_strided((*Y.shape[:-2], count, Y.shape[-2], width), (*batch, width, token, 1), offset)
+            offset += count * width
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

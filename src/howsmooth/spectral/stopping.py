@@ -14,8 +14,8 @@ from howsmooth.spectral.lanczos_upper_bound import component_sums, upper_bound
 from howsmooth.spectral.solver_settings import LEAST_WIDTH
 
 Array = np.ndarray
-# Between two tests the sums that exclude larger values are taken to grow by this factor in a step at most. Of 1,600 steps
-# at layers and heads of MiniLM none came too late for it; 100 asks for half as many tests again, 10 is at times too much.
+# Between two tests the sums that exclude larger values are taken to grow by this factor in a step at most. In 120 brackets
+# at layers and heads of MiniLM no test came too late; with 100 there are half as many tests again, with 10 some are late.
 LARGEST_GROWTH = 20.0
 
 
