@@ -96,9 +96,24 @@ class AttentionJacobian(HeadsJacobian):
         """Bound the rounding error of products with queries alone, relative to the projections."""
         return 4 * torch.finfo(self.dtype).eps * _longest(self.pattern.v) * _longest(self.scaled_k)
 
-    @functools.cached_property
+    @property
     def _one_tile(self) -> "OneTile | None":
         """The factors of products where all weights are one tile; none where they are several, or not kept."""
+        # views that were made without recording would hide their factors from autograd
+        return self._factors() if self._recorded else self._kept_factors
+
+    @functools.cached_property
+    def _recorded(self) -> bool:
+        """Whether autograd records what products are made of."""
+        pattern = self.pattern
+        kept = [weights.P for weights, _slope in pattern.kept or ()]
+        return any(x.requires_grad for x in (pattern.q, pattern.v, self.scaled_k, self.projections.weight, *kept))
+
+    @functools.cached_property
+    def _kept_factors(self) -> "OneTile | None":
+        return self._factors()
+
+    def _factors(self) -> "OneTile | None":
         pattern = self.pattern
         if (weights := pattern.whole) is None or self.distances is not None:
             return None
@@ -135,11 +150,14 @@ class AttentionJacobian(HeadsJacobian):
 
     @property
     def may_be_direct(self) -> bool:
-        """Whether scores are linear in the tokens on either side, by the same projections in the whole batch."""
+        """Whether scores are linear in the tokens on either side, by the same projections in the whole batch.
+
+        Where autograd records queries and keys, vectors that are made of them once would hide them from it.
+        """
         projections = self.projections
         linear = projections.query_norm is None and projections.key_norm is None and projections.rotation is None
         linear = linear and projections.transforms == IDENTITY_TRANSFORMS and not self.lead
-        return linear and projections.weight.ndim == 2 and self._one_tile is not None
+        return linear and projections.weight.ndim == 2 and not self._recorded and self._one_tile is not None
 
     @functools.cached_property
     def _to_scores(self) -> tuple[Float[Tensor, "count p d"], Float[Tensor, "gv d"]]:

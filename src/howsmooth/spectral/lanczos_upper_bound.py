@@ -94,8 +94,9 @@ def upper_bound(ritz: Array, alphas: Array, betas: Array, delta: float) -> Array
     threshold = delta**-2
     if _few(alphas, betas):
         size = alphas.max(axis=1)
-        rows = (x.tolist() for x in (ritz / size, alphas / size[:, None], betas / size[:, None]))
-        return size * np.array([_bound_of_one(*row, threshold) for row in zip(*rows, strict=True)])
+        below, diagonal, beside = ritz / size, alphas / size[:, None], betas / size[:, None]
+        rows = zip(below.tolist(), diagonal.tolist(), beside.tolist(), strict=True)
+        return size * np.array([_bound_of_one(*row, threshold) for row in rows])
     low, high = ritz.copy(), ritz * (1 + 1e-3)
     while not np.all(done := exceeds(high, alphas, betas, threshold)):
         high = np.where(done, high, ritz + 4 * (high - ritz))

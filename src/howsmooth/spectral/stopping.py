@@ -14,8 +14,9 @@ from howsmooth.spectral.lanczos_upper_bound import component_sums, upper_bound
 from howsmooth.spectral.solver_settings import LEAST_WIDTH
 
 Array = np.ndarray
-# Between two tests the sums that exclude larger values are taken to grow by this factor in a step at most. In 120 brackets
-# at layers and heads of MiniLM no test came too late; with 100 there are half as many tests again, with 10 some are late.
+# Between two tests the sums that exclude larger values are taken to grow by this factor in a step at most. In 120
+# brackets at layers and heads of MiniLM no test came too late; with 100 there are half as many tests again, with 10
+# some are late.
 LARGEST_GROWTH = 20.0
 
 
