@@ -33,6 +33,7 @@ from howsmooth.models.streaming import BlockStream
 from howsmooth.models.transformer import Transformer, weights_digest
 from howsmooth.spectral.autograd import TORCH_LAYERS
 from howsmooth.spectral.operators import HALF
+from howsmooth.validation import is_finite
 from howsmooth.wording import percent
 
 Notes = tuple[str, ...]
@@ -312,7 +313,7 @@ def _about_own_model(base: nn.Module, found: Backbone) -> Notes:
 
 def _require_finite(base: nn.Module, name: str) -> None:
     for parameter, value in base.named_parameters():
-        if not bool(torch.isfinite(value).all()):
+        if not is_finite(value):
             raise NonFiniteError(
                 f"the weights of {name!r} hold NaN or infinity, first in {parameter!r}.", field="model"
             )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from howsmooth.errors import NonFiniteError, UnsupportedModelError
+from howsmooth.validation import is_finite
 
 # Numbers that weights are read in, by their names in safetensors.
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -69,7 +70,7 @@ class WeightFiles:
     def read(self, name: str, rows: Tensor | None = None) -> Tensor:
         """Read one tensor, or some rows of it, and convert it."""
         found = self._stored(name, rows)
-        if not bool(torch.isfinite(found).all()):
+        if not is_finite(found):
             raise NonFiniteError(
                 f"the weights of {self.model!r} hold NaN or infinity, first in {name!r}.", field="model"
             )
