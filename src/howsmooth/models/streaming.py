@@ -129,7 +129,8 @@ class BlockStream:
         Args:
             changes: What becomes of weights that come and go, by their names; of a run without gradients.
         """
-        self._empty()
+        if changes:
+            self._empty()
         self._changes = changes or {}
 
         def fill(call: ModuleCall, _turn: int) -> None:
