@@ -457,9 +457,7 @@ def test_a_run_in_which_everything_failed_does_not_look_done(measure, things, tm
     assert measure(*asked, "--retry-failed").code == 0
 
 
-def test_a_measurement_that_is_there_is_told_again_without_its_model(
-    howsmooth, measure, things, tmp_path, monkeypatch
-):
+def test_a_measurement_that_is_there_is_told_again_without_its_model(howsmooth, measure, things, tmp_path, monkeypatch):
     folder = tmp_path / "model"
     shutil.copytree(things / "tiny", folder)
     asked = ("--lengths", "4,8", "--sequences", "2", "--whole", "--out", "run")

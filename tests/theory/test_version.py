@@ -8,12 +8,13 @@ from theory.known_bounds import FILE, computed
 from howsmooth.theory.tables import VERSION
 
 CHANGED = (
-    "what theorems say has changed: raise VERSION in theory/tables.py, so that bounds that runs keep are computed anew, "
+    "what theorems say has changed: raise VERSION in theory/tables.py, so that bounds kept by runs are computed anew, "
     f"and write {FILE.name} anew (known_bounds.py says how)"
 )
-# Logarithms. Formulas agree to 1e-11 with any instructions and threads; where the search for a tied pair ends
-# differs by up to 0.022 between processors.
-ROUNDING, SEARCH = 1e-9, 0.05
+# Logarithms. Upper bounds agree to 2e-11 with any instructions and threads and from starts moved by 1e-9, but where the
+# search for scales ends is the optimiser's choice. The search for a tied pair ends 0.022 away, and 0.058 where it has a
+# fifth less steps.
+SCALES, PAIRS = 1e-7, 0.1
 
 
 @pytest.mark.slow
@@ -25,5 +26,5 @@ def test_no_bound_changes_without_the_version():
     for name, bounds in known["bounds"].items():
         assert found[name].keys() == bounds.keys(), (name, CHANGED)
         for theorem, value in bounds.items():
-            tolerance = SEARCH if theorem == "sharp_lower" else ROUNDING
+            tolerance = PAIRS if theorem == "sharp_lower" else SCALES
             assert found[name][theorem] == pytest.approx(value, rel=0, abs=tolerance), (name, theorem, CHANGED)

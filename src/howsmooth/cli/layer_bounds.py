@@ -49,7 +49,9 @@ class BoundsAnswer(JsonValue, frozen=True, kw_only=True):
     refused: tuple[tuple[str, str], ...]  # the names of theorems that do not apply, and why
 
     @classmethod
-    def of(cls, attention: "MultiHead", ladder: "BoundsTable", bracket: "Bracket", about: dict[str, Any]) -> "BoundsAnswer":
+    def of(
+        cls, attention: "MultiHead", ladder: "BoundsTable", bracket: "Bracket", about: dict[str, Any]
+    ) -> "BoundsAnswer":
         """Write down what was found."""
         from howsmooth.theory.results import Side, label_of
 
