@@ -108,7 +108,7 @@ def file_for(bounds, cache, monkeypatch):
 
     def keep(file, _kind):
         looked_up.append(file)
-        return layer_bounds.BoundsAnswer(document="{}", line="", attention="", rows=(), measured=0, refused=())
+        return layer_bounds.PrintedBounds(document="{}", line="", attention="", rows=(), measured=0, refused=())
 
     monkeypatch.setattr(layer_bounds, "kept_answer", keep)
 
@@ -240,13 +240,13 @@ WRITER = """
 import sys
 from pathlib import Path
 from howsmooth.cli.kept_answers import keep_answer, kept_answer
-from howsmooth.cli.layer_bounds import BoundsAnswer
+from howsmooth.cli.layer_bounds import PrintedBounds
 
 file, found = Path(sys.argv[1]), set()
-answer = BoundsAnswer(document="{}", line=sys.argv[2] * 20000, attention="", rows=(), measured=0, refused=())
+answer = PrintedBounds(document="{}", line=sys.argv[2] * 20000, attention="", rows=(), measured=0, refused=())
 keep_answer(file, answer)
 for _turn in range(200):
-    found.add(kept_answer(file, BoundsAnswer).line)
+    found.add(kept_answer(file, PrintedBounds).line)
     keep_answer(file, answer)
 assert found <= {"a" * 20000, "b" * 20000}, "half an answer was read"
 """

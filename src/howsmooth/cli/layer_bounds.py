@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from howsmooth.theory.results import BoundsTable, Bracket
 
 
-class BoundsAnswer(JsonValue, frozen=True, kw_only=True):
-    """What ``bounds`` answers, as JSON and in words."""
+class PrintedBounds(JsonValue, frozen=True, kw_only=True):
+    """What ``bounds`` prints, as JSON and in words."""
 
     document: str  # what --json prints
     line: str  # the bracket in one line
@@ -51,7 +51,7 @@ class BoundsAnswer(JsonValue, frozen=True, kw_only=True):
     @classmethod
     def of(
         cls, attention: "MultiHead", ladder: "BoundsTable", bracket: "Bracket", about: dict[str, Any]
-    ) -> "BoundsAnswer":
+    ) -> "PrintedBounds":
         """Write down what was found."""
         from howsmooth.theory.results import Side, label_of
 
@@ -134,7 +134,7 @@ def bounds(
     question = ["bounds", asdict(source), n, radius, metric, search]
     file = None if no_cache else answer_file(source.model or "", question)
     # the input itself is not kept
-    if save is None and (before := kept_answer(file, BoundsAnswer)) is not None:
+    if save is None and (before := kept_answer(file, PrintedBounds)) is not None:
         say("Computed before, and found again; --no-cache computes it anew.", err=True)
         before.print(as_json=as_json)
         return
@@ -162,7 +162,7 @@ def bounds(
             )
         require_range(bracket.lower)
         about = {"n": n, "radius": radius, "metric": metric, "causal": attention.positions.causal}
-        answer = BoundsAnswer.of(attention, ladder, bracket, about)
+        answer = PrintedBounds.of(attention, ladder, bracket, about)
     # Not what came with a warning, which nobody would see again; nor if somebody has written to the weights meanwhile.
     converged = bracket.lower.measured.status not in (Status.MAX_STEPS, Status.INCONSISTENT)
     if file is not None and converged and file == answer_file(source.model or "", question):
