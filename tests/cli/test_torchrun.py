@@ -16,8 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import howsmooth as hs
 from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.models.shared_sequence import SharedSequence, check_shared
-from howsmooth.ring_attention import TokenRing, even_pieces
 from howsmooth.studies.runs.store import open_run
+from howsmooth.token_ring import TokenRing, even_pieces
 
 pytestmark = [pytest.mark.slow, pytest.mark.clock("processes wait for each other, and one is killed")]
 

@@ -14,9 +14,10 @@ from spectral import shared_sequence
 from spectral.shared_sequence import FEW, PLACED, TIMEOUT, D, by_sdpa, maps, tokens
 
 import howsmooth as hs
-from howsmooth.ring_attention import RingAttention, TokenRing, even_pieces
+from howsmooth.ring_attention import RingAttention
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
 from howsmooth.spectral.operators import over_processes, random_start
+from howsmooth.token_ring import TokenRing, even_pieces
 
 pytestmark = [pytest.mark.slow, pytest.mark.clock("processes wait for each other, and one is killed")]
 SRC = Path(hs.__file__).parents[1]

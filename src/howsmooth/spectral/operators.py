@@ -14,7 +14,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, DtypeError, NonFiniteError
 from howsmooth.linear_operators import LinearOperator, Operator
-from howsmooth.ring_attention import TokenRing
+from howsmooth.token_ring import TokenRing
 
 # Between these the squares of a vector's entries can be added up in float64 without under- or overflow.
 SAFE_LEAST, SAFE_MOST = 1e-145, 1e145

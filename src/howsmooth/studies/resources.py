@@ -21,11 +21,11 @@ from howsmooth.models.load import load
 from howsmooth.models.loading.pretrained import tokenizer_named
 from howsmooth.models.shared_sequence import SharedSequence
 from howsmooth.models.transformer import Transformer
-from howsmooth.ring_attention import TokenRing
 from howsmooth.spectral.operators import Differentiable
 from howsmooth.studies.asks import AboutHead, Ask, AtText
 from howsmooth.studies.json_values import fingerprint
 from howsmooth.studies.settings import Compute, ModelReading, Window
+from howsmooth.token_ring import TokenRing
 
 T = TypeVar("T")
 # How many models are kept, each under at most two names: with the numbers that were asked for, and with those it has.
