@@ -47,6 +47,27 @@ def never_computed(monkeypatch):
     monkeypatch.setattr("howsmooth.theory.bounds.table", lambda *_, **__: pytest.fail("bounds were computed"))
 
 
+WITHOUT_TORCH = """
+import sys
+from howsmooth.cli.app import main
+
+try:
+    main()
+finally:
+    assert "torch" not in sys.modules
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.clock("a process starts")
+def test_another_process_finds_it_and_needs_no_torch(bounds):
+    first = bounds()
+    command = [sys.executable, "-c", WITHOUT_TORCH, "bounds", *ASKED]
+    again = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert again.stdout == first.out
+    assert "Computed before" in again.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--json"], ["--metric", "token"]], ids=" ".join)
 def test_the_same_answer_is_found_again_without_computing_it(more, bounds, cache, request):
