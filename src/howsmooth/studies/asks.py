@@ -70,6 +70,11 @@ class Ask(JsonValue, frozen=True, tag_field="kind"):
         """Where it stands among the asks of its batch."""
         return (self.key,)
 
+    @property
+    def prepared(self) -> tuple[Hashable, Hashable, float]:
+        """What the first of some cells makes for all of them: what these cells share, this ask's part, and its cost."""
+        return self.cell, (), 0.0
+
 
 class Answer(JsonValue, frozen=True, kw_only=True):
     """What came of an ask; its numbers say by their names what they are worth."""
