@@ -21,7 +21,8 @@ import torch.distributed as dist
 from claims import options, verdict
 
 import howsmooth as hs
-from howsmooth.ring_attention import RingAttention, TokenRing, even_pieces
+from howsmooth.ring_attention import RingAttention
+from howsmooth.token_ring import TokenRing, even_pieces
 
 K, RTOL, LONG = 64, 0.01, 131_072
 ONE_HOUR = datetime.timedelta(hours=1)

@@ -121,7 +121,7 @@ nitpick_ignore_regex = [
     # what rooms keep to themselves: shown by name, not documented
     (r"py:.*", r"howsmooth\.(budgets|certificates|domains|maps|models|search|studies|training)\.\w+\.[\w.]+"),
     (r"py:mod", r"howsmooth\.\w+\.\w+"),
-    (r"py:class", r"howsmooth\.tensor_dataclass\.V|howsmooth\.ring_attention\.TokenRing|Progress"),
+    (r"py:class", r"howsmooth\.tensor_dataclass\.V|howsmooth\.token_ring\.TokenRing|Progress"),
     # settings say in their annotations what the command line says about them
     (r"py:class", r"types\.Annotated\[.*"),
     # the standard library, likewise

@@ -15,17 +15,10 @@ from howsmooth.certificates.proofs import _claim
 from howsmooth.certificates.remainder_table import RemainderTable
 from howsmooth.check import check_proof
 from howsmooth.check.balls import ball, norms_upper
-from howsmooth.check.certificates import (
-    STAGES,
-    AttentionRemainder,
-    Network,
-    Sizes,
-    check_certificate,
-    quadratic_norms,
-    triangle,
-)
+from howsmooth.check.certificates import Network, check_certificate
 from howsmooth.check.float32 import rounding_errors
 from howsmooth.check.outcomes import Refuted
+from howsmooth.check.remainders import STAGES, AttentionRemainder, Sizes, quadratic_norms, triangle
 from howsmooth.errors import AssumptionError
 from howsmooth.maps import MLP, Attention, Chain, LayerNorm, Pooling, Residual, RMSNorm
 from howsmooth.proof_files import steps_of

@@ -12,7 +12,9 @@ import torch
 import howsmooth as hs
 from howsmooth.check import check_proof
 from howsmooth.check.balls import BallArray, ball
-from howsmooth.check.box_models import STAGES, AttentionOnBox, BoxModel, LinearOnBox, ReLUsOnBox, Symbols
+from howsmooth.check.box_models import BoxModel
+from howsmooth.check.box_steps import STAGES, AttentionOnBox, LinearOnBox, ReLUsOnBox
+from howsmooth.check.box_symbols import Symbols
 from howsmooth.check.boxes import Leaf, check_verdict, covers, lower_bounds
 from howsmooth.check.checker import _checked
 from howsmooth.errors import AssumptionError

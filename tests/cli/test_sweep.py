@@ -136,6 +136,13 @@ def test_every_command_that_fills_a_run_has_a_dry_run(words, asks, howsmooth, tm
     assert not [*tmp_path.rglob("*")]
 
 
+def test_a_dry_run_says_that_it_times_pieces(howsmooth, monkeypatch):
+    said = []
+    monkeypatch.setattr("howsmooth.cli.printing._tell", said.append)
+    assert howsmooth("attack", "reviews", "--layer", "0", "--lengths", "4", "--sequences", "1", "--dry-run").code == 0
+    assert said == ["Reading reviews …", "Timing two pieces of the work …"]
+
+
 def test_a_dry_run_knows_what_is_done(howsmooth):
     words = ["measure", "reviews", "--layers", "0", "--lengths", "4", "--sequences", "1"]
     assert howsmooth(*words, "--out", "run").code == 0

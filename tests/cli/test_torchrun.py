@@ -4,18 +4,20 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 import torch
 from cli import shared_measure
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.models.shared_sequence import SharedSequence, check_shared
-from howsmooth.ring_attention import TokenRing, even_pieces
 from howsmooth.studies.runs.store import open_run
+from howsmooth.token_ring import TokenRing, even_pieces
 
 pytestmark = [pytest.mark.slow, pytest.mark.clock("processes wait for each other, and one is killed")]
 
@@ -108,7 +110,9 @@ def test_blocks_without_a_closed_form_are_run_by_every_process(said, monkeypatch
     torch.testing.assert_close(g(Y), f(X))
 
 
-def test_what_is_not_shared_out_is_refused_before_any_work(said, howsmooth, monkeypatch):
+def test_what_is_not_shared_out_is_refused_before_any_work(said, howsmooth, monkeypatch, tmp_path):
+    reply = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(reply))
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     for rank in "01":
@@ -126,6 +130,12 @@ def test_what_is_not_shared_out_is_refused_before_any_work(said, howsmooth, monk
             assert (refused.code, refused.out) == (2, "")
             assert refused.err.count("\n") == (rank == "0")
             assert rank == "1" or reason in refused.err
+            # what torchrun's own report says of each process
+            told = ProcessFailure(local_rank=int(rank), pid=1, exitcode=2, error_file=str(reply))
+            assert told.message.startswith("howsmooth: ")
+            assert reason in told.message
+            assert abs(told.timestamp - time.time()) < 600
+            reply.unlink()
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert howsmooth("--version").code == 0
     model = hs.load(said / "model")

@@ -27,6 +27,7 @@ GROUND = {
     "attention_calls",
     "torch_internals",
     "tensor_dataclass",
+    "token_ring",
     "wording",
 }
 INSTRUMENTS = {
@@ -53,7 +54,8 @@ ALLOWED = {
     "linear_operators": {"validation"},
     "metrics": {"errors"},
     "markup": {"errors", "wording"},
-    "ring_attention": {"errors", "torch_internals"},
+    "token_ring": {"errors"},
+    "ring_attention": {"errors", "token_ring", "torch_internals"},
     "scaled_dot_product": {"errors", "ring_attention", "torch_internals"},
     "proof_files": {"errors", "files", "rounding"},
     "rounding": set(),

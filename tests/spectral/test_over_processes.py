@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,10 @@ from spectral import shared_sequence
 from spectral.shared_sequence import FEW, PLACED, TIMEOUT, D, by_sdpa, maps, tokens
 
 import howsmooth as hs
-from howsmooth.ring_attention import RingAttention, TokenRing, even_pieces
+from howsmooth.ring_attention import RingAttention
+from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
+from howsmooth.spectral.operators import over_processes, random_start
+from howsmooth.token_ring import TokenRing, even_pieces
 
 pytestmark = [pytest.mark.slow, pytest.mark.clock("processes wait for each other, and one is killed")]
 SRC = Path(hs.__file__).parents[1]
@@ -79,6 +84,61 @@ def test_two_pieces_each_balance_causal_masks(size, monkeypatch):
     assert sorted(place for pieces in even for piece in pieces for place in piece) == list(range(n))
     assert scores(tuple((range(i * n // size, (i + 1) * n // size),) for i in range(size))) > 2 - 1.3 / size
     assert scores(even) < 1.02
+
+
+class ThreadedRing(TokenRing):
+    """A ring of two threads in place of processes: they add up when both have come."""
+
+    def sum(self, x):
+        self.group["parts"][self.rank] = x
+        self.group["both"].wait()
+        total = sum(self.group["parts"].values())
+        self.group["both"].wait()
+        return total
+
+
+class Scaling:
+    """Multiply every number of some tokens by a factor."""
+
+    def __init__(self, factors):
+        self.factors, self.batch, self.domain, self.codomain = factors, (), factors.shape, factors.shape
+        self.dtype, self.device = factors.dtype, factors.device
+
+    def jvp(self, E):
+        return self.factors * E
+
+    vjp = jvp
+
+
+@pytest.mark.parametrize("pieces", [((range(4),), (range(4, 8),)), ((range(1), range(6, 8)), (range(1, 6),))])
+def test_directions_drawn_after_a_breakdown_are_those_of_one_process(pieces):
+    steps, n, d = 4, 8, 3
+    factors = torch.zeros(n, d, dtype=torch.float64)
+    factors[2, 1] = 2.0  # of rank one, so that nothing is left after a step: exactly nothing, whatever the rounding
+
+    def space(op):
+        generator = torch.Generator().manual_seed(0)
+        found = Bidiagonalisation(op, random_start(op, generator).reshape(1, -1), generator)
+        for _step in range(steps):
+            found.advance()
+        return found
+
+    def part(rank):
+        ring = ThreadedRing(group=group, rank=rank, pieces=pieces)
+        with over_processes(ring):
+            found = space(Scaling(factors[ring.positions]))
+        return found, ring.positions
+
+    group = {"parts": {}, "both": threading.Barrier(2, timeout=60)}
+    one = space(Scaling(factors))
+    assert (one.alphas[0, 1:] < 1e-15).all()
+    with ThreadPool(2) as pool:
+        for found, positions in pool.map(part, range(2), chunksize=1):
+            for side in ("_left", "_right"):
+                here, there = (getattr(x, side).vectors for x in (found, one))
+                torch.testing.assert_close(
+                    here.reshape(-1, len(positions), d), there.reshape(-1, n, d)[:, positions], rtol=1e-12, atol=1e-12
+                )
 
 
 def test_single_precision(said):

@@ -213,8 +213,10 @@ class PreparedAttack:
         found = self.theoretical_maxima([eps])
         return None if found is None else found[0]
 
-    def theoretical_maxima(self, radii: Sequence[float]) -> Float[Tensor, "radii *batch"] | None:
-        """Return the same for several radii, which share what is known at each input."""
+    def theoretical_maxima(
+        self, radii: Sequence[float], progress: Callable[[], None] = lambda: None
+    ) -> Float[Tensor, "radii *batch"] | None:
+        """Return the same for several radii, which share what is known at each input; call ``progress`` after each."""
         if not isinstance(self.f, Attention):
             return None
         n, d = self.X.shape[-2:]
@@ -224,7 +226,11 @@ class PreparedAttack:
         most = self.metrics.output.euclidean_ratios((n, self.there.shape[-1]))[1]
         try:
             found = displacement_uppers(
-                self.f, list(self.X.reshape(-1, n, d)), radii=[eps * wider for eps in radii], metric=ball
+                self.f,
+                list(self.X.reshape(-1, n, d)),
+                radii=[eps * wider for eps in radii],
+                metric=ball,
+                progress=progress,
             )
         except AssumptionError:
             return None

@@ -275,3 +275,12 @@ def _floats(x: Any) -> tuple[float, float]:
         return float("nan"), float("nan")
     mid = float(x.mid())
     return mid, float((x - flint.arb(mid)).abs_upper()) * (1 + 2.0**-40) + TINY
+
+
+def at_tokens(blocks: BallArray) -> BallArray:
+    """Return directions ``(n, r, d)`` of every token as columns ``(n, r, n, d)``."""
+    n, r, d = blocks.shape
+    mid, rad = np.zeros((2, n, r, n, d))
+    every = np.arange(n)
+    mid[every, :, every], rad[every, :, every] = blocks.mid, blocks.rad
+    return BallArray(mid, rad)

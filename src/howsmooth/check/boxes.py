@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from howsmooth.check.balls import Array, BallArray, ball, raised
-from howsmooth.check.box_models import BoxModel, ReLUsOnBox
+from howsmooth.check.box_models import BoxModel
+from howsmooth.check.box_steps import ReLUsOnBox
 from howsmooth.check.outcomes import CannotCheck, Refuted, listed, number, numbers
 
 

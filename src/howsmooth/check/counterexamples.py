@@ -6,8 +6,8 @@ import numpy as np
 
 from howsmooth.check.attention import AttentionAt
 from howsmooth.check.balls import BallArray, ball, between
-from howsmooth.check.certificates import ACTIVATIONS, NormRemainder
 from howsmooth.check.outcomes import CannotCheck, Refuted, numbers
+from howsmooth.check.remainders import ACTIVATIONS, NormRemainder
 
 
 def check_counterexample(steps: list[Any], claim: dict[str, Any]) -> None:

@@ -294,8 +294,10 @@ def run() -> None:
 
 def _refuse(sentence: str, *, lost: bool = False) -> None:
     """Say why a command ends, and end it; of processes that were started together all say that one is lost."""
+    said = f"howsmooth: {one_line(in_options(sentence))}"
     if lost or torchrun.first():
-        say(f"howsmooth: {one_line(in_options(sentence))}", err=True)
+        say(said, err=True)
+    torchrun.explain(said)
     if lost and torchrun.started():
         torchrun.leave(MISUSE)
     sys.exit(MISUSE)

@@ -108,6 +108,7 @@ class RunOptions:
         """Say how much is left and how long that may take: two pieces of each model are timed, nothing kept."""
         from howsmooth.studies.sweep.workers import expected_seconds
 
+        begin("Timing two pieces of the work")
         done = frozenset[str]()
         if (folder / FILE).is_file():
             with Store(folder) as store:
@@ -121,7 +122,7 @@ class RunOptions:
         else:
             say(f"{counts['asks']} asks, {counts['done']} done, {counts['left']} left: about {duration(seconds)}.")
 
-    def answer(self, asks: "Sequence[Ask]", store: "Store", execute: "Executor") -> bool:
+    def answer(self, asks: "Sequence[Ask]", store: "Store", execute: "Executor", resources: "Resources") -> bool:
         """Answer what has no record yet, and show how far it is; return whether Ctrl-C ended it before its time."""
         from howsmooth.studies.asks import AtText
         from howsmooth.studies.sweep.progress import watching
@@ -137,7 +138,8 @@ class RunOptions:
         go_on()  # the bar, or its lines, say more
         try:
             with watching() as progress:
-                sweep(asks, store, execute=execute, retry_failed=self.retry_failed, progress=progress)
+                again = self.retry_failed
+                sweep(asks, store, execute=execute, retry_failed=again, progress=progress, resources=resources)
         except KeyboardInterrupt:
             return True
         return False
@@ -217,7 +219,7 @@ def _measure(measuring: Measuring, options: RunOptions, group: Any) -> None:
         warnings.simplefilter("once", ConvergenceWarning)
         known = len(store.done(made.every))
         made.begin(store)
-        interrupted = options.answer(made.every, store, execute)
+        interrupted = options.answer(made.every, store, execute, resources)
         kept, failures = store.keys(), store.failures(made.every)
         done = kept & {ask.key for ask in made.every}
         bounding = Bounding(layers=len({ask.layer for ask in made.asks}))
@@ -385,7 +387,7 @@ def fill_run(kind: Kind, settings: Any, options: RunOptions) -> None:
     with stoppable(), options.executor(resources, settings.where.threads) as execute, Store(folder) as store:
         made.begin(store)
         before = len(store.done(made.asks))
-        interrupted = options.answer(made.asks, store, execute)
+        interrupted = options.answer(made.asks, store, execute, resources)
         found, failures = store.find(ask.key for ask in made.asks), store.failures(made.asks)
     if found:
         results = () if kind.summarise is None else kind.summarise(list(found.values()))

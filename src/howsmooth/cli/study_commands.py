@@ -55,7 +55,7 @@ def sweep(
     with stoppable(), options.executor(resources, threads) as execute, Store(folder) as store:
         for part in made:
             part.begin(store)
-        interrupted = options.answer(asks, store, execute)
+        interrupted = options.answer(asks, store, execute, resources)
         if not interrupted:
             keep_bounds(store, made)
         done, failures = len(store.done(asks)), store.failures(asks)
@@ -126,7 +126,7 @@ def paper(
     words = ["paper", *model, *figures, *["--quick"] * quick]
     with stoppable(), options.executor(resources, threads) as execute, Store(folder) as store:
         keep_figures(store, asks, words)
-        interrupted = options.answer([ask for found in asks.values() for ask in found], store, execute)
+        interrupted = options.answer([ask for found in asks.values() for ask in found], store, execute, resources)
         if not interrupted:
             keep_models(store, resources)
     exit_with_failures(_print_figures(folder, options.as_json), interrupted=interrupted)

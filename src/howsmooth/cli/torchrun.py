@@ -1,9 +1,12 @@
 """Processes that torchrun started together: the first one speaks, the others are silent."""
 
+import json
 import os
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from howsmooth.errors import AssumptionError
@@ -42,6 +45,14 @@ def silence() -> Iterator[None]:
         return
     with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         yield
+
+
+def explain(sentence: str) -> None:
+    """Give torchrun the sentence with which this process ends: its report then says so in place of where to look."""
+    # Why not by torch's `record`, which writes the same file: it adds Python's stack, which the report shows instead.
+    if started() and (file := os.environ.get("TORCHELASTIC_ERROR_FILE")):
+        with suppress(OSError):  # the report is torchrun's own; the sentence was said already
+            Path(file).write_text(json.dumps({"message": sentence, "timestamp": int(time.time())}), encoding="utf-8")
 
 
 def leave(code: int) -> None:

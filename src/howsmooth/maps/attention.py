@@ -19,7 +19,7 @@ from howsmooth.maps.heads import GIBIBYTE, MultiHead, require_memory
 from howsmooth.maps.positions import Distances, Positions
 from howsmooth.maps.projections import NO_TRANSFORMS, Projections, Transforms
 from howsmooth.maps.weighting import Softmax, Weighting
-from howsmooth.ring_attention import TokenRing
+from howsmooth.token_ring import TokenRing
 from howsmooth.validation import Seed, generator_from, require_finite, require_floating, require_parameter, tokens_for
 
 S = TypeVar("S", bound="Attention")

@@ -14,7 +14,7 @@ from howsmooth.maps.attention import Attention
 from howsmooth.maps.gaussian_attention import Gaussian, GaussianAttention
 from howsmooth.maps.heads import GIBIBYTE, MultiHead, require_memory
 from howsmooth.maps.protocols import Jacobian, Linearisable, Map
-from howsmooth.ring_attention import TokenRing
+from howsmooth.token_ring import TokenRing
 
 C = TypeVar("C", bound="ComposedMap")
 

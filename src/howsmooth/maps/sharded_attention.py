@@ -17,7 +17,8 @@ from howsmooth.maps.heads_derivative import project_heads
 from howsmooth.maps.mlp import MLP, Dense, GatedMLP
 from howsmooth.maps.norms import LayerNorm, RMSNorm
 from howsmooth.maps.projections import NO_TRANSFORMS, Projections
-from howsmooth.ring_attention import RingAttention, TokenRing
+from howsmooth.ring_attention import RingAttention
+from howsmooth.token_ring import TokenRing
 from howsmooth.validation import require_tokens
 
 # Maps that act on each token by itself.

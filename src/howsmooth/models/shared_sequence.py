@@ -13,7 +13,7 @@ from howsmooth.maps.sharded_attention import sharded
 from howsmooth.models.map_names import MapName
 from howsmooth.models.parts import block
 from howsmooth.models.parts.ends import embed
-from howsmooth.ring_attention import TokenRing
+from howsmooth.token_ring import TokenRing
 
 if TYPE_CHECKING:  # which runs on these tokens
     from howsmooth.models.transformer import Transformer

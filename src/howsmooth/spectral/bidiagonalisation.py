@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.linear_operators import LinearOperator
-from howsmooth.spectral.operators import Separable, dimension, norms, summed
+from howsmooth.spectral.operators import Separable, dimension, gaussian, norms, summed
 
 Array = np.ndarray
 # A Krylov space nearly ends where what leads out of it is this share of the largest entry of its matrix.
@@ -76,18 +76,18 @@ class Bidiagonalisation:
         """Take one step."""
         op, size = self.op, self.zero.shape[0]
         moved = op.jvp(self._right.last.reshape((*op.batch, *op.domain))).reshape(size, -1)
-        alpha = self._extend(self._left, moved)
+        alpha = self._extend(self._left, moved, op.codomain)
         if self.steps == 0:
             self.zero = alpha <= self.floor
         pulled = op.vjp(self._left.last.reshape((*op.batch, *op.codomain))).reshape(size, -1)
-        beta = self._extend(self._right, pulled)
+        beta = self._extend(self._right, pulled, op.domain)
         if self.steps == self._entries.shape[2]:
             self._entries = np.concatenate((self._entries, np.empty_like(self._entries)), axis=2)
         self._entries[:, :, self.steps] = alpha, beta
         self.steps += 1
 
-    def _extend(self, basis: "_Basis", w: Tensor) -> Array:
-        """Orthogonalise ``w`` against the basis, append it, and return its norm."""
+    def _extend(self, basis: "_Basis", w: Tensor, shape: tuple[int, ...]) -> Array:
+        """Orthogonalise ``w``, vectors of a shape, against the basis, append it, and return its norm."""
         w, norm = basis.complement(w)
         self._scale = np.maximum(self._scale, norm)
         if basis.full:
@@ -96,17 +96,13 @@ class Bidiagonalisation:
         # Why not stop at a breakdown: the space is invariant, but a larger singular value may lie outside of it.
         least = torch.finfo(w.dtype).eps * self._scale
         if (norm <= least).any() and (broken := (norm <= least) & (self._scale > 0)).any():
-            fresh, size = basis.complement(self._random(w))
+            fresh, size = basis.complement(gaussian(w.reshape(-1, *shape), self.generator).reshape(w.shape))
             factor = torch.as_tensor(least / size, dtype=w.dtype, device=w.device)
             where = torch.as_tensor(broken, device=w.device)
             w = torch.where(where[:, None], fresh * factor[:, None], w)
             norm = np.where(broken, least, norm)
         basis.append(w, norm)
         return norm
-
-    def _random(self, like: Tensor) -> Tensor:
-        device = like.device if self.generator is None else self.generator.device
-        return torch.randn(like.shape, dtype=like.dtype, device=device, generator=self.generator).to(like.device)
 
     def keep(self, which: Array) -> None:
         """Go on with some of the operators only; ``op`` must be able to ``take`` them."""

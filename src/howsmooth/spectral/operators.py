@@ -14,7 +14,7 @@ from torch import Tensor
 
 from howsmooth.errors import AssumptionError, DtypeError, NonFiniteError
 from howsmooth.linear_operators import LinearOperator, Operator
-from howsmooth.ring_attention import TokenRing
+from howsmooth.token_ring import TokenRing
 
 # Between these the squares of a vector's entries can be added up in float64 without under- or overflow.
 SAFE_LEAST, SAFE_MOST = 1e-145, 1e145
@@ -259,13 +259,16 @@ def random_start(op: LinearOperator, generator: torch.Generator | None) -> Float
     Where perturbations live in a part of the domain, it is uniform on the sphere of that part: bounds that hold for the
     dimension of the whole hold there all the more.
     """
-    shape, ring = (*op.batch, *op.domain), _RING.get()
-    device = op.device if generator is None else generator.device
-    if ring is None:
-        start = torch.randn(shape, dtype=op.dtype, device=device, generator=generator).to(op.device)
-    else:
-        start = ring.draw(torch.empty(shape, dtype=op.dtype, device=op.device), generator)
+    start = gaussian(torch.empty((*op.batch, *op.domain), dtype=op.dtype, device=op.device), generator)
     return unit(constrained(op, start), op.batch)
+
+
+def gaussian(like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Draw vectors like others, of independent normal numbers; of vectors that are shared out, the part held here."""
+    if (ring := _RING.get()) is not None:
+        return ring.draw(like, generator)
+    device = like.device if generator is None else generator.device
+    return torch.randn(like.shape, dtype=like.dtype, device=device, generator=generator).to(like.device)
 
 
 def informed_start(

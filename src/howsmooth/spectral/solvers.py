@@ -14,7 +14,6 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError, ConvergenceWarning
 from howsmooth.linear_operators import LinearOperator
 from howsmooth.metrics import Metric, Metrics, as_metrics, total
-from howsmooth.ring_attention import TokenRing
 from howsmooth.rounding import FORWARD_FACTOR, PRODUCT_UNITS, SOLVER_UNITS
 from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
@@ -42,6 +41,7 @@ from howsmooth.spectral.operators import (
 )
 from howsmooth.spectral.solver_settings import check_rtol, check_solver
 from howsmooth.spectral.stopping import FinishedTriplets, Stopping, least_norm, least_rtol, slack
+from howsmooth.token_ring import TokenRing
 from howsmooth.validation import Seed, generator_from, tokens_for
 
 # Rounding above this share of rtol triggers float64.

@@ -47,7 +47,7 @@ class Ask(JsonValue, frozen=True, tag_field="kind"):
 
     @property
     def alone(self) -> bool:
-        """Whether it is so large that it wants the whole machine: all threads work on it, and nothing beside it."""
+        """Whether all threads work on it, and nothing beside it: what is very large, or changes its model."""
         return False
 
     @property
@@ -69,6 +69,11 @@ class Ask(JsonValue, frozen=True, tag_field="kind"):
     def rank(self) -> tuple[Any, ...]:
         """Where it stands among the asks of its batch."""
         return (self.key,)
+
+    @property
+    def prepared(self) -> tuple[Hashable, Hashable, float]:
+        """What the first of some cells makes for all of them: what these cells share, this ask's part, and its cost."""
+        return self.cell, (), 0.0
 
 
 class Answer(JsonValue, frozen=True, kw_only=True):

@@ -21,11 +21,11 @@ from howsmooth.models.load import load
 from howsmooth.models.loading.pretrained import tokenizer_named
 from howsmooth.models.shared_sequence import SharedSequence
 from howsmooth.models.transformer import Transformer
-from howsmooth.ring_attention import TokenRing
 from howsmooth.spectral.operators import Differentiable
 from howsmooth.studies.asks import AboutHead, Ask, AtText
 from howsmooth.studies.json_values import fingerprint
 from howsmooth.studies.settings import Compute, ModelReading, Window
+from howsmooth.token_ring import TokenRing
 
 T = TypeVar("T")
 # How many models are kept, each under at most two names: with the numbers that were asked for, and with those it has.
@@ -41,6 +41,9 @@ class Resources:
         With a process group, the tokens of every sequence are shared out over its processes.
         """
         self.group = group
+        # what each thread has done of the unit that it is at, in the measure of costs, and who wants to know of it
+        self.under_way: dict[int, float] = {}
+        self.watch: Callable[[float], None] = lambda _cost: None
         self._shared: dict[Any, SharedSequence] = {}
         self._given = {transformer.name: transformer for transformer in transformers}
         self._expected: list[Sequence[Ask]] = []
@@ -64,6 +67,12 @@ class Resources:
         self._shared.clear()
         for cache in (self._read, self._inputs, self._activations, self._once, self._latest):
             cache.cache_clear()
+
+    def report(self, cost: float) -> None:
+        """Say that so much more of the unit at hand is done; a unit that takes seconds need not say so."""
+        thread = threading.get_ident()
+        self.under_way[thread] = self.under_way.get(thread, 0.0) + cost
+        self.watch(sum(tuple(self.under_way.values())))
 
     def once(self, make: Callable[..., T], *arguments: Any) -> T:
         """Return what a function makes of some arguments; the second time, what it made."""

@@ -36,6 +36,8 @@ def said(capsys, wanted, tries=3000):
 def test_off_a_terminal_a_line_says_how_far_it_is_what_was_last_and_how_long_it_takes(quick, capsys):
     with watching.watching() as show:
         said(capsys, r"^howsmooth: at the first piece of work, \d+ seconds? so far\n")
+        show(tally(0, last=""))
+        said(capsys, r"howsmooth: 0 of 10 done, \d+ seconds? so far\n")
         show(tally(2))
         show(tally(4, failed=1))
         said(

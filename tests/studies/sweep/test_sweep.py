@@ -15,7 +15,7 @@ from howsmooth.studies.records import this_machine
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.store import Store
 from howsmooth.studies.settings import Compute, Window
-from howsmooth.studies.sweep.sweep import WALK, attempt, sentence, sweep, units, walking
+from howsmooth.studies.sweep.sweep import WALK, attempt, preparing, sentence, sweep, units
 from howsmooth.studies.sweep.workers import expected_seconds
 
 
@@ -47,9 +47,9 @@ def test_blocks_that_windows_go_through_count_as_work():
     work = units(asks(True), frozenset())
     assert [unit.cell[0].layer for unit in work] == [0, 0, 13, 13, 27, 27]
     one = sum(unit.cost for unit in work) / 3
-    assert list(walking(work).values()) == pytest.approx([WALK * blocks * one for blocks in (1, 13, 14)])
-    assert set(walking(work)) == {work[i].cell[0].key for i in (0, 2, 4)}
-    assert walking(units(asks(None), frozenset())) == {}
+    assert list(preparing(work).values()) == pytest.approx([WALK * blocks * one for blocks in (1, 13, 14)])
+    assert set(preparing(work)) == {work[i].cell[0].key for i in (0, 2, 4)}
+    assert preparing(units(asks(None), frozenset())) == {}
 
 
 def test_every_ask_has_its_record(tmp_path):

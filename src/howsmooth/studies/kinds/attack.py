@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 EPS = (0.01, 0.1, 1.0, 10.0)
 # A pass of an attack and a step of the solver take about as long; a measurement has about so many steps.
 STEPS = 30
+# What the theory allows takes about so long at a window and radius, in the measure of passes over tokens.
+CEILING = 60_000.0
 # Linearity ends where what is attained is so far from what is predicted.
 LEAVES = 0.1
 # Columns that leave a narrow terminal, the first ones first.
@@ -114,6 +116,13 @@ class AttackAsk(AtText, frozen=True, kw_only=True, tag="attack"):
         return super().cost * self.budget / STEPS
 
     @property
+    def prepared(self) -> tuple[Hashable, Hashable, float]:
+        """What the theory allows, at every window for all radii and methods: nothing but for attention."""
+        provable = self.bounded and self.map_name.kind in ("attention", "heads", "head")
+        cost = (CEILING + 2.0 * self.window.length**2) * BUDGET / STEPS if provable else 0.0
+        return (self.layer, self.map), (self.window.index, self.eps), cost
+
+    @property
     def batch(self) -> Hashable:
         """As for every question at a text; all radii and methods share the run of the model."""
         found = super().batch
@@ -160,6 +169,7 @@ def run(batch: Sequence[AttackAsk], cell: Sequence[AttackAsk], resources: "Resou
             scene = prepare(f, X, metric=first.metric, generator=seeded(here))
             scenes[windows] = scene, _allowed(batch, here, resources) if first.bounded else None
         answers = _attacked(here, *scenes[windows])
+        resources.report(sum(ask.cost for ask in here))
         found |= {ask.key: answer for ask, answer in zip(here, answers, strict=True)}
     return [found[ask.key] for ask in cell]
 
@@ -178,8 +188,9 @@ def _ceilings(
     from howsmooth.attacks.perturbations import prepare
     from howsmooth.studies.resources import seeded
 
-    f, X = resources.entering(batch, places)
-    return prepare(f, X, metric=places[0].metric, generator=seeded(places)).theoretical_maxima(radii)
+    (f, X), (*_what, cost) = resources.entering(batch, places), places[0].prepared
+    scene = prepare(f, X, metric=places[0].metric, generator=seeded(places))
+    return scene.theoretical_maxima(radii, progress=lambda: resources.report(cost))
 
 
 def _attacked(here: Sequence[AttackAsk], scene: "PreparedAttack", allowed: "Tensor | None") -> list[AttackAnswer]:

@@ -5,7 +5,7 @@ Of one part of a layer, or of some consecutive blocks of a model; and whether th
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 from howsmooth.errors import AssumptionError
 from howsmooth.spectral.solver_settings import check_metric
@@ -182,14 +182,10 @@ def _measured(f: "Measurable", X: "Tensor", cell: Sequence[TextAsk], places: Seq
     import torch
 
     from howsmooth.attacks.objective import as_tokens, vector_output
-    from howsmooth.maps.attention import Attention
     from howsmooth.metrics import as_metrics
     from howsmooth.spectral.autograd import linearise
-    from howsmooth.spectral.metric_norms import bracket_in
     from howsmooth.spectral.operators import dimension, norm_of_parts, norms
-    from howsmooth.spectral.solvers import spectral_norm
     from howsmooth.studies.resources import seeded
-    from howsmooth.theory.at_input.local import local_upper, local_uppers
 
     first, generator = cell[0], seeded(ask.drawn_as for ask in cell)
     J = linearise(f, X)
@@ -199,36 +195,21 @@ def _measured(f: "Measurable", X: "Tensor", cell: Sequence[TextAsk], places: Seq
     with torch.no_grad():
         Y = as_tokens(f(X), J.batch)
         metrics = as_metrics(first.metric).at(X, Y)
-        estimate = bracket_in(
-            J,
-            metrics,
-            lambda op: norm_of(spectral_norm, op, solver=first.solver, seed=generator),
-            first.solver.rtol,
-            first.solver.confidence,
-            generator,
-        )
-        gain = _typical_gain(J, metrics, estimate, directions, generator)
-    sizes = norm_of_parts(metrics.input.size(X)), norm_of_parts(metrics.output.size(Y))
-    relative = estimate.lower.double() * sizes[0] / sizes[1]
-    # ‖Jᵀf(X)‖^½ is what iterating on the value instead of the tangent converges to
-    with torch.no_grad():
+        estimate = _bracket(J, metrics, first.solver, generator)
+        gains = _typical_gain(J, metrics, estimate, directions, generator)
+        # ‖Jᵀf(X)‖^½ is what iterating on the value instead of the tangent converges to
         released = norms(J.vjp(f(X).to(J.dtype)), J.batch).sqrt() if first.released else None
-    provable = first.certificate and isinstance(f, Attention) and X.ndim == 3
-    # without the certificate by rows, which would take longer than everything else
-    proven = None
-    if provable and first.metric == "total":
-        proven = local_uppers(cast(Attention, f), X, rows=False)
-    elif provable:
-        proven = [local_upper(cast(Attention, f), x, metric=first.metric).value for x in X]
+        sizes = norm_of_parts(metrics.input.size(X)), norm_of_parts(metrics.output.size(Y))
+    relative, proven = estimate.lower.double() * sizes[0] / sizes[1], _certificates(f, X, first)
     return [
         answer_at(
             estimate[place],
             # heads share the tokens of their window
             X[place[0]].reshape(X.shape[-2:]),
             relative=finite(float(relative[place])),
-            typical=float(gain[0][place]),
-            typical_low=finite(float(gain[1][place])),
-            typical_high=finite(float(gain[2][place])),
+            typical=float(gains[0][place]),
+            typical_low=finite(float(gains[1][place])),
+            typical_high=finite(float(gains[2][place])),
             probes=directions,
             dimensions=dimension(J.domain),
             local_upper=None if proven is None else proven[place[0]],
@@ -236,6 +217,30 @@ def _measured(f: "Measurable", X: "Tensor", cell: Sequence[TextAsk], places: Seq
         )
         for place in places
     ]
+
+
+def _bracket(J: "LinearOperator", metrics: "Metrics", solver: Solver, generator: Any) -> "NormEstimate":
+    """Bracket the norm of a derivative between metrics."""
+    from howsmooth.spectral.metric_norms import bracket_in
+    from howsmooth.spectral.solvers import spectral_norm
+
+    def measure(op: "LinearOperator") -> "NormEstimate":
+        return norm_of(spectral_norm, op, solver=solver, seed=generator)
+
+    return bracket_in(J, metrics, measure, solver.rtol, solver.confidence, generator)
+
+
+def _certificates(f: "Measurable", X: "Tensor", ask: TextAsk) -> Sequence[float] | None:
+    """Prove a bound at every input, if the ask is for one and the theory has one for this map."""
+    from howsmooth.maps.attention import Attention
+    from howsmooth.theory.at_input.local import local_upper, local_uppers
+
+    if not (ask.certificate and isinstance(f, Attention) and X.ndim == 3):
+        return None
+    if ask.metric == "total":
+        # without the certificate by rows, which would take longer than everything else
+        return local_uppers(f, X, rows=False)
+    return [local_upper(f, x, metric=ask.metric).value for x in X]
 
 
 def _typical_gain(

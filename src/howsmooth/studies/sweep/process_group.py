@@ -11,10 +11,10 @@ import torch.distributed as dist
 from howsmooth.errors import AssumptionError, ClusterError
 from howsmooth.models.map_names import MapName
 from howsmooth.models.shared_sequence import check_shared
-from howsmooth.ring_attention import TokenRing, answering
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.sweep.sweep import WorkUnit, answered, sentence
 from howsmooth.studies.sweep.workers import using_threads
+from howsmooth.token_ring import TokenRing, answering
 
 if TYPE_CHECKING:
     from howsmooth.studies.plans.measurement_plan import Measuring, PlannedMeasurement

@@ -120,7 +120,7 @@ def line(clock: _Clock) -> str:
         return f"howsmooth: at the first piece of work, {so_far}"
     rest = "" if clock.left is None else f", about {duration(clock.left)} left"
     done = f"{tally.finished} of {tally.finished + tally.left} done{tally.failures}"
-    return f"howsmooth: {done}, {so_far}{rest}; last {tally.last}"
+    return f"howsmooth: {done}, {so_far}{rest}" + (f"; last {tally.last}" if tally.last else "")
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """Answer what has no record yet, in cells that share their resources; failures are recorded, and nothing is lost."""
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from howsmooth.studies.asks import Ask, AtText
 from howsmooth.studies.json_values import from_json
@@ -51,18 +52,23 @@ def units(asks: Iterable[Ask], finished: frozenset[str]) -> list[WorkUnit]:
     return sorted(work, key=lambda unit: unit.cell[0].turn)
 
 
-def walking(work: Sequence[WorkUnit]) -> dict[str, float]:
-    """Return what comes before units of streamed models, by the key of their first ask.
+def preparing(work: Sequence[WorkUnit]) -> dict[str, float]:
+    """Return what some units do beside their own cell, by the key of their first ask.
 
-    All windows go through the blocks up to the one that is measured next: a share of what measuring it takes.
+    The first of several cells prepares them all. Where a model is streamed, all windows go through the blocks up to the
+    one that is measured next: a share of what measuring it takes.
     """
     found: dict[str, float] = {}
+    for some in grouped(work, lambda unit: (id(unit.batch), unit.cell[0].prepared[0])).values():
+        if cost := sum(cost for *_what, cost in {ask.prepared for unit in some for ask in unit.cell}):
+            found[some[0].cell[0].key] = cost
     turns = grouped(work, lambda unit: unit.cell[0].turn)
     for before, (turn, some) in zip([-1, *turns], turns.items(), strict=False):
         if any(unit.streamed for unit in some):
             cells = {unit.cell[0].cell for unit in some}
             each = sum(unit.cost for unit in some) / len(cells)
-            found[some[0].cell[0].key] = WALK * (turn - before) * each
+            first = some[0].cell[0].key
+            found[first] = found.get(first, 0.0) + WALK * (turn - before) * each
     return found
 
 
@@ -83,6 +89,8 @@ def attempt(unit: WorkUnit, resources: Resources) -> list[Outcome]:
         return [*answered(unit.batch, unit.cell, resources)]
     except Exception as error:  # whatever an ask does must not stop the others
         return [Failure(ask=ask, error=sentence(error)) for ask in unit.cell]
+    finally:
+        resources.under_way.pop(threading.get_ident(), None)
 
 
 def answered(batch: Sequence[Ask], cell: Sequence[Ask], resources: Resources) -> list[Record]:
@@ -137,17 +145,23 @@ def sweep(
     execute: Executor,
     retry_failed: bool = False,
     progress: Progress | None = None,
+    resources: Resources | None = None,
 ) -> Tally:
-    """Answer every ask that has no record yet, keep each record as it comes, and call ``progress`` then."""
+    """Answer every ask that has no record yet, keep each record as it comes, and call ``progress`` then.
+
+    With the resources of who does the work, it is also called where a long unit reports how far it is.
+    """
     asks = tuple({ask.key: ask for ask in asks}.values())
     done = store.done(asks)
     failed = frozenset[str]() if retry_failed else store.failed(asks) - done
     finished = done | failed
     work = units(asks, finished)
-    before = walking(work)
+    before = preparing(work)
     total = sum(ask.cost for ask in asks) + sum(before.values()) or 1.0
     ahead = sum(ask.cost for ask in asks if ask.key not in finished) + sum(before.values())
     tally = Tally(done=len(done), failed=len(failed), left=len(asks) - len(finished), share=1 - ahead / total)
+    if resources is not None and progress is not None:
+        resources.watch = lambda cost: progress(replace(tally, share=1 - max(ahead - cost, 0.0) / total))
     for outcomes in execute(work):
         new = [outcome for outcome in outcomes if outcome.ask.key not in finished]
         store.add(new)

@@ -19,7 +19,7 @@ from howsmooth.errors import AssumptionError, ClusterError
 from howsmooth.studies.asks import Ask
 from howsmooth.studies.records import Failure, Outcome, grouped
 from howsmooth.studies.resources import Resources
-from howsmooth.studies.sweep.sweep import Executor, WorkUnit, attempt, sentence, units, walking
+from howsmooth.studies.sweep.sweep import Executor, WorkUnit, attempt, preparing, sentence, units
 
 # How many processes a unit may lose before it is called a failure.
 LOSSES = 3
@@ -226,7 +226,7 @@ def expected_seconds(asks: Sequence[Ask], resources: Resources) -> float:
             if larger:
                 pace = max(0.0, _seconds(larger[-1], resources) - least) / (larger[-1].cost - smallest.cost)
                 every = max(0.0, least - pace * smallest.cost)
-        total += every * len(work) + pace * (sum(unit.cost for unit in work) + sum(walking(work).values()))
+        total += every * len(work) + pace * (sum(unit.cost for unit in work) + sum(preparing(work).values()))
     return total
 
 

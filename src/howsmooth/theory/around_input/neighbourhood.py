@@ -4,7 +4,7 @@ import functools
 import hashlib
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -104,10 +104,12 @@ def displacement_uppers(
     *,
     radii: Sequence[float],
     metric: str | Metric = "total",
+    progress: Callable[[], None] = lambda: None,
 ) -> list[list[Bound]]:
     """Return :func:`displacement_upper` at several inputs of one length, for each within several radii.
 
-    What is known at an input is shared by its radii, and what is known of balls around the origin by all.
+    What is known at an input is shared by its radii, and what is known of balls around the origin by all. ``progress``
+    is called after each bound.
     """
     per_token, around = _per_token(metric), AroundOrigin(attention=attention)
     found: dict[int, list[Bound]] = {}
@@ -115,7 +117,10 @@ def displacement_uppers(
         _require(attention, eps)
     for i in sorted(range(len(inputs)), key=lambda i: _longest(inputs[i])):  # the smallest balls first
         centre = InputCentre(attention=attention, X=inputs[i])
-        found[i] = [_displacement(centre, eps, per_token, around) for eps in radii]
+        found[i] = []
+        for eps in radii:
+            found[i].append(_displacement(centre, eps, per_token, around))
+            progress()
     return [found[i] for i in range(len(inputs))]
 
 
