@@ -13,6 +13,8 @@ import howsmooth as hs
 
 collect_ignore = ["refused_by_mypy.py"]  # mypy reads it, and nothing runs it
 
+os.environ["HOWSMOOTH_CACHE"] = ""  # no answer of an earlier run is found again
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # the workers share the cores
 

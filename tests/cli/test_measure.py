@@ -15,6 +15,7 @@ import transformers
 import howsmooth as hs
 from howsmooth.models.inputs.text import read_text
 from howsmooth.models.loading.names import built_in_path
+from howsmooth.studies.runs.run import OUTDATED_BOUNDS
 from howsmooth.wording import at_most
 
 ASKED = ("layer", "length", "window", "lower", "upper", "confidence", "steps", "radius", "typical", "local_upper")
@@ -456,7 +457,7 @@ def test_a_run_in_which_everything_failed_does_not_look_done(measure, things, tm
     assert measure(*asked, "--retry-failed").code == 0
 
 
-def test_a_measurement_that_is_there_is_told_again_without_its_model(measure, things, tmp_path, monkeypatch):
+def test_a_measurement_that_is_there_is_told_again_without_its_model(howsmooth, measure, things, tmp_path, monkeypatch):
     folder = tmp_path / "model"
     shutil.copytree(things / "tiny", folder)
     asked = ("--lengths", "4,8", "--sequences", "2", "--whole", "--out", "run")
@@ -479,5 +480,12 @@ def test_a_measurement_that_is_there_is_told_again_without_its_model(measure, th
     assert len(loaded) == 1
     assert measure("--lengths", "4", "--sequences", "1", "--out", "run", model=folder).code == 0  # another question
     assert len(loaded) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr("howsmooth.studies.runs.run_metadata.VERSION", -1)  # other theorems: bounds are computed anew
+        assert OUTDATED_BOUNDS in " ".join(howsmooth("show", "run").out.split())
+        assert measure(*asked, model=folder).out == again.out
+        assert len(loaded) == 3
+        assert measure(*asked, model=folder).out == again.out
+        assert len(loaded) == 3
     weights.write_bytes((things / "broken" / "model.safetensors").read_bytes())
     assert measure(*asked, model=folder).code != 0

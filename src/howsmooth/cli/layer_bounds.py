@@ -2,12 +2,14 @@
 
 import json
 import math
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import howsmooth as hs
 from howsmooth.cli.array_files import require_writable, save_witness
+from howsmooth.cli.kept_answers import answer_file, keep_answer, kept_answer
 from howsmooth.cli.layer import LayerSource
 from howsmooth.cli.memory_errors import require_range, require_room, within_reach
 from howsmooth.cli.options import (
@@ -22,16 +24,86 @@ from howsmooth.cli.options import (
     option_groups,
     whole_numbers,
 )
-from howsmooth.cli.printing import ascent_bar, go_on, print_json, visible_console
+from howsmooth.cli.printing import ascent_bar, go_on, print_json, say, visible_console
+from howsmooth.markup import strict_json
 from howsmooth.report.saving import save_chart
 from howsmooth.search.mechanisms import COUNTING, is_plain_softmax, require_count
+from howsmooth.studies.json_values import JsonValue
 from howsmooth.wording import at_least, number, percent
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from howsmooth.maps.heads import MultiHead
     from howsmooth.search.length_regimes import Regime, Regimes
-    from howsmooth.theory.results import BoundsTable, Bracket, Witness
+    from howsmooth.theory.results import BoundsTable, Bracket
+
+
+class PrintedBounds(JsonValue, frozen=True, kw_only=True):
+    """What ``bounds`` prints, as JSON and in words."""
+
+    document: str  # what --json prints
+    line: str  # the bracket in one line
+    attention: str  # what it is about
+    # the name of each bound, its side and value, and what it is worth; from the lowest to the highest
+    rows: tuple[tuple[str, str, str], ...]
+    measured: int  # the index of the measured input among them
+    refused: tuple[tuple[str, str], ...]  # the names of theorems that do not apply, and why
+
+    @classmethod
+    def of(
+        cls, attention: "MultiHead", ladder: "BoundsTable", bracket: "Bracket", about: dict[str, Any]
+    ) -> "PrintedBounds":
+        """Write down what was found."""
+        from howsmooth.theory.results import Side, label_of
+
+        witness, domain = bracket.lower, bracket.upper.domain
+        log_value = math.log(witness.value) if witness.value > 0 else -math.inf
+        measured = (witness.label, f"{Side.LOWER} {at_least(witness.value)}", "measured at a stored input")
+        # sorted is stable: of two equal values the measured one comes after the theorem that it confirms
+        rows = []
+        for bound in ladder.bounds:
+            elsewhere = "" if bound.domain == domain else f"; on {bound.domain}"
+            probably = "" if bound.confidence == 1 else f", with probability {percent(bound.confidence)}"
+            cells = bound.label, f"{bound.side} {bound.digits}", f"{bound.source}{probably}{elsewhere}"
+            rows.append(((bound.side is Side.UPPER, bound.log_value), cells))
+        rows.append(((False, log_value), measured))
+        ordered = tuple(cells for _place, cells in sorted(rows, key=lambda row: row[0]))
+        ratio = f" (ratio {number(bracket.ratio)})" if bracket.ratio < 1000 else ""
+        found = {"bracket": json.loads(bracket.to_json())} | json.loads(ladder.to_json())
+        return cls(
+            document=strict_json(found | about),
+            line=f"{at_least(witness.value)} ≤ Lip ≤ {bracket.upper.digits} on {domain}{ratio}",
+            attention=repr(attention),
+            rows=ordered,
+            measured=ordered.index(measured),
+            refused=tuple((label_of(refused.name), refused.reason) for refused in ladder.refused),
+        )
+
+    def print(self, *, as_json: bool) -> None:
+        """Print it, as JSON or for a reader."""
+        if as_json:
+            typer.echo(self.document)
+            return
+        from rich.table import Table
+        from rich.text import Text
+
+        console = visible_console()
+        console.print(self.line, style="bold", soft_wrap=True)
+        console.print(self.attention, soft_wrap=True)
+        console.print()
+        table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column("bound")
+        table.add_column("Lip", no_wrap=True, justify="right")
+        table.add_column("what it is worth")
+        for index, cells in enumerate(self.rows):
+            table.add_row(*map(Text, cells), style="bold green" if index == self.measured else "")
+        console.print(table)
+        if self.refused:
+            console.print("\nDo not apply:", style="dim")
+            table = Table.grid(padding=(0, 2, 0, 0))
+            table.add_column()
+            for name, reason in self.refused:
+                table.add_row(Text(name), Text(reason), style="dim")
+            console.print(table)
 
 
 @option_groups
@@ -42,12 +114,16 @@ def bounds(
     radius: OptionRadius,
     metric: OptionMetric = "total",
     search: OptionSearch = False,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Compute it anew, and keep nothing in the cache folder.")
+    ] = False,
     as_json: OptionJson = False,
     save: OptionSave = None,
 ) -> None:
     """Bound the Lipschitz constant of attention on n tokens in a ball: every theorem, and a measured input.
 
-    Of a layer of a model, or of weights in a file.
+    Of a layer of a model, or of weights in a file. The answer is kept in a cache folder, and found again as long as
+    nobody writes to the weights.
 
     Example: howsmooth bounds minilm --layer 4 --map head:3 -n 64 -r 9
     """
@@ -55,11 +131,19 @@ def bounds(
     require_room(n)
     if save is not None:
         require_writable(save, source.paths)
+    question = ["bounds", asdict(source), n, radius, metric, search]
+    file = None if no_cache else answer_file(source.model or "", question)
+    # the input itself is not kept
+    if save is None and (before := kept_answer(file, PrintedBounds)) is not None:
+        say("Computed before, and found again; --no-cache computes it anew.", err=True)
+        before.print(as_json=as_json)
+        return
     attention = source.read()
     require_room(n, attention.d)
 
     from howsmooth.search.ascent import STEPS
     from howsmooth.search.brackets import bracket_below
+    from howsmooth.spectral.estimates import Status
     from howsmooth.theory.tables import smallest_in
 
     go_on("Applying every theorem")
@@ -77,62 +161,15 @@ def bounds(
                 progress=progress,
             )
         require_range(bracket.lower)
-        if as_json:
-            found = {"bracket": json.loads(bracket.to_json())} | json.loads(ladder.to_json())
-            about = {"n": n, "radius": radius, "metric": metric, "causal": attention.positions.causal}
-            print_json(found | about)
-        else:
-            _print_ladder(repr(attention), ladder, bracket, bracket.upper.domain)
+        about = {"n": n, "radius": radius, "metric": metric, "causal": attention.positions.causal}
+        answer = PrintedBounds.of(attention, ladder, bracket, about)
+    # Not what came with a warning, which nobody would see again; nor if somebody has written to the weights meanwhile.
+    converged = bracket.lower.measured.status not in (Status.MAX_STEPS, Status.INCONSISTENT)
+    if file is not None and converged and file == answer_file(source.model or "", question):
+        keep_answer(file, answer)
+    answer.print(as_json=as_json)
     if save is not None:
         save_witness(bracket.lower, save, source.about, quiet=as_json)
-
-
-def _print_ladder(attention: str, ladder: "BoundsTable", bracket: "Bracket", domain: str) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from howsmooth.theory.results import label_of
-
-    console = visible_console()
-    ratio = f" (ratio {number(bracket.ratio)})" if bracket.ratio < 1000 else ""
-    answer = f"{at_least(bracket.lower.value)} ≤ Lip ≤ {bracket.upper.digits} on {domain}{ratio}"
-    console.print(answer, style="bold", soft_wrap=True)
-    console.print(attention, soft_wrap=True)
-    console.print()
-    console.print(_bounds_table(ladder, bracket.lower, domain))
-    if ladder.refused:
-        console.print("\nDo not apply:", style="dim")
-        table = Table.grid(padding=(0, 2, 0, 0))
-        table.add_column()
-        for refused in ladder.refused:
-            table.add_row(Text(label_of(refused.name)), Text(refused.reason), style="dim")
-        console.print(table)
-
-
-def _bounds_table(ladder: "BoundsTable", witness: "Witness", domain: str) -> "Table":
-    """Show every bound and the measured input, from the lowest to the highest."""
-    from rich.table import Table
-    from rich.text import Text
-
-    from howsmooth.theory.results import Side
-
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("bound")
-    table.add_column("Lip", no_wrap=True, justify="right")
-    table.add_column("what it is worth")
-    log_value = math.log(witness.value) if witness.value > 0 else -math.inf
-    measured = (witness.label, f"{Side.LOWER} {at_least(witness.value)}", "measured at a stored input")
-    # sorted is stable: of two equal values the measured one comes after the theorem that it confirms
-    rows = []
-    for bound in ladder.bounds:
-        elsewhere = "" if bound.domain == domain else f"; on {bound.domain}"
-        probably = "" if bound.confidence == 1 else f", with probability {percent(bound.confidence)}"
-        cells = bound.label, f"{bound.side} {bound.digits}", f"{bound.source}{probably}{elsewhere}"
-        rows.append(((bound.side is Side.UPPER, bound.log_value), cells, ""))
-    rows.append(((False, log_value), measured, "bold green"))
-    for _place, cells, style in sorted(rows, key=lambda row: row[0]):
-        table.add_row(*(Text(cell) for cell in cells), style=style)
-    return table
 
 
 LENGTHS = "3,10,30,100,300,1000,3000,10000,30000,100000"

@@ -1,6 +1,8 @@
 """``hs.measure``: what it asks, what it sums up, what it does not do again, and what it refuses."""
 
+import contextlib
 import dataclasses
+import json
 import sqlite3
 from pathlib import Path
 from statistics import geometric_mean
@@ -226,9 +228,37 @@ def test_other_weights_under_the_same_path_are_refused(save_model, tmp_path, sma
     options = small | {"layers": [0], "lengths": [4]}
     assert hs.measure(save_model(tmp_path / "model"), out=tmp_path / "run", **options).complete
     model = save_model(tmp_path / "model", seed=1)
+    ladders = kept_bounds(tmp_path / "run")
+    assert len(ladders) == 1
     with pytest.raises(hs.errors.FileError, match="begun with other weights") as refusal:
         hs.measure(model, out=tmp_path / "run", **options)
     assert refusal.value.field == "out"
+    assert kept_bounds(tmp_path / "run") == ladders  # no bounds of other weights come in, and none are told as theirs
+
+
+def kept_bounds(folder):
+    with contextlib.closing(sqlite3.connect(folder / FILE)) as database:
+        return database.execute("SELECT key, value FROM facts WHERE key LIKE 'bounds of %'").fetchall()
+
+
+@pytest.mark.slow
+def test_bounds_of_another_version_are_computed_anew_and_replaced(tiny, tmp_path, small, monkeypatch):
+    options = small | {"out": tmp_path}
+    first = hs.measure(tiny, **options)
+    before = kept_bounds(tmp_path)
+    assert len(before) == len(first.layers)
+    monkeypatch.setattr(run_metadata, "VERSION", run_metadata.VERSION + 1)
+    (read,) = read_run(tmp_path).measurements
+    assert [layer.any_input for layer in read.layers] == [None] * len(first.layers)
+    again = hs.measure(tiny, **options)
+    assert timeless(again.records) == timeless(first.records)
+    assert again.layers == first.layers
+    after = kept_bounds(tmp_path)
+    assert [key for key, _value in after] == [key for key, _value in before]
+    for (_key, old), (_same, new) in zip(before, after, strict=True):
+        assert json.loads(new) == json.loads(old) | {"version": run_metadata.VERSION}
+        assert new != old
+    assert hs.measure(tiny, **options) == again == read_run(tmp_path).measurements[0]
 
 
 @pytest.mark.slow

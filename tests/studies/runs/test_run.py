@@ -6,14 +6,19 @@ import shutil
 import pytest
 from asked import answered, bounded, filler, radii
 from measured import LADDER, measurement, record
+from msgspec.structs import replace
 
 import howsmooth as hs
 from howsmooth.studies.plans.study import keep_bounds, parts, read_study
 from howsmooth.studies.records import Failure, RunPlan
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.measurement import as_row
-from howsmooth.studies.runs.run import read_run
+from howsmooth.studies.runs.run import OUTDATED_BOUNDS, read_run
+from howsmooth.studies.runs.run_metadata import kept_ladder
 from howsmooth.studies.runs.store import Store
+from howsmooth.studies.runs.summary import NO_BOUNDS
+from howsmooth.studies.settings import ModelReading
+from howsmooth.theory.tables import VERSION
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +70,28 @@ def test_what_is_printed_is_strict_json_with_every_record(swept):
         assert all(row["released"] is not None for row in said["records"])
 
 
+NAME = "bounds of m, attention, layer 0, n = 4, R = 9"
+NOW = {"version": VERSION}
+
+
+@pytest.mark.parametrize("version", [{}, {"version": VERSION + 1}, {"version": None}], ids=str)
+def test_bounds_of_another_version_are_not_shown_and_it_is_said(version, tmp_path):
+    kept = json.loads(LADDER.to_json())
+    (none,) = made(tmp_path, [record(0, 4, w) for w in range(2)]).measurements
+    assert (none.layers[0].any_input, none.notes) == (None, ())
+    with Store(tmp_path) as store:
+        store.keep(NAME, json.dumps(version | kept))
+    (old,) = read_run(tmp_path).measurements
+    assert old.layers[0].any_input is None
+    assert old.notes == (OUTDATED_BOUNDS,)
+    assert OUTDATED_BOUNDS in str(old.remarks)
+    with Store(tmp_path) as store:
+        store.keep(NAME, json.dumps(NOW | kept))
+    (new,) = read_run(tmp_path).measurements
+    assert new.layers[0].any_input == LADDER.upper
+    assert new.notes == ()
+
+
 def test_bounds_of_an_earlier_version_for_the_mean_norm_are_not_shown_beside_longer_tokens(tmp_path):
     found = [record(0, 4, w) for w in range(2)]
     made(tmp_path, found)
@@ -73,12 +100,41 @@ def test_bounds_of_an_earlier_version_for_the_mean_norm_are_not_shown_beside_lon
         store.keep(f"bounds of m, attention, layer 0, n = 4, R = {mean:.12g}", LADDER.to_json())
     (old,) = read_run(tmp_path).measurements
     assert old.layers[0].any_input is None
-    assert "earlier version" in old.notes[-1]
+    assert old.notes == (OUTDATED_BOUNDS,)
+
+
+def test_a_version_that_knew_no_bounds_has_none_to_speak_of(tmp_path):
+    made(tmp_path, [record(0, 4, w) for w in range(2)])
     with Store(tmp_path) as store:
-        store.keep("bounds of m, attention, layer 0, n = 4, R = 9", LADDER.to_json())
-    (new,) = read_run(tmp_path).measurements
-    assert new.layers[0].any_input == LADDER.upper
-    assert new.notes == ()
+        store.keep(NAME, json.dumps({"bounds": [], "refused": [{"name": "all", "reason": "not attention."}]}))
+    assert read_run(tmp_path).measurements[0].notes == ()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"model": "other"},
+        {"part": "head:1"},
+        {"layer": 1},
+        {"n": 5},
+        {"radius": 9.01},
+        {"metric": "token"},
+        {"family": "granite"},
+    ],
+    ids=str,
+)
+def test_bounds_are_those_of_one_model_map_layer_length_ball_metric_and_family(other):
+    def asked(model="m", part="attention", metric="total", family=""):
+        ask = record(0, 4, 0, model=model, part=part).ask
+        return replace(ask, metric=metric, reading=ModelReading(family=family))
+
+    place = {"layer": 0, "n": 4, "radius": 9.0}
+    with Store(None) as store:
+        store.keep(NAME, json.dumps(NOW | json.loads(LADDER.to_json())))
+        assert kept_ladder(store, asked(), **place) == LADDER
+        here = {name: other.get(name, value) for name, value in place.items()}
+        ask = asked(**{name: value for name, value in other.items() if name not in place})
+        assert kept_ladder(store, ask, **here) is NO_BOUNDS
 
 
 def test_typical_gains_of_an_earlier_version_have_no_interval_and_one_digit(tmp_path):

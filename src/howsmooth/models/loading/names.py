@@ -91,6 +91,7 @@ def built_in_path(name: str) -> Path:
 def files_stamp(name: str) -> str | None:
     """Return a hash of the names, sizes and times of the files of a model: equal if nobody has written to them.
 
+    A copy or an archive may set the time of a file's content; the time when the file itself changed nobody sets.
     None for a model whose files are not known: one with random weights, or of a hub.
     """
     if name in BUILT_IN and BUILT_IN[name].home is not None:
@@ -100,7 +101,8 @@ def files_stamp(name: str) -> str | None:
     else:
         return None
     files = [place] if place.is_file() else sorted(file for file in place.rglob("*") if file.is_file())
-    about = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    states = [(str(file), file.stat()) for file in files]
+    about = [(file, state.st_size, state.st_mtime_ns, state.st_ctime_ns) for file, state in states]
     return hashlib.blake2b(repr(about).encode(), digest_size=8).hexdigest()
 
 

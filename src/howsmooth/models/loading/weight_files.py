@@ -98,7 +98,8 @@ class WeightFiles:
     def stamp(self) -> str:
         """A hash of the names, sizes and times of the files: equal if nobody has written to them."""
         files = sorted({file for file, _key in self.places.values()})
-        about = [(file.name, os.stat(file).st_size, os.stat(file).st_mtime_ns) for file in files]
+        states = [(file.name, os.stat(file)) for file in files]
+        about = [(name, state.st_size, state.st_mtime_ns, state.st_ctime_ns) for name, state in states]
         return hashlib.blake2b(repr(about).encode(), digest_size=8).hexdigest()
 
 

@@ -13,12 +13,12 @@ from howsmooth.studies.records import Failure, Record, RunPlan
 from howsmooth.studies.runs.measurement import Measurement
 from howsmooth.studies.runs.run_metadata import first_of_the_longest, kept_ladder, kept_notes, opening_key, window_key
 from howsmooth.studies.runs.store import Store, open_run
-from howsmooth.studies.runs.summary import summarise
+from howsmooth.studies.runs.summary import NO_BOUNDS, summarise
 from howsmooth.wording import count
 
-OLD_BOUNDS = (
-    "an earlier version kept bounds for tokens of mean norm, and some here are longer; the command that made the run "
-    "computes those for any input anew, and nothing else"
+OUTDATED_BOUNDS = (
+    "the bounds for any input that are kept here were computed by another version of howsmooth, and are not shown; the "
+    "command that made the run computes them anew, and nothing else"
 )
 
 
@@ -127,10 +127,15 @@ def measurement(store: Store, plans: Sequence[RunPlan], known: dict[str, Record]
     records, heads = (sorted((known[key] for key in some if key in known), key=place) for some in (keys, beside))
     first = records[0].ask
     longest = first_of_the_longest(record.ask for record in records)
-    bounds = functools.partial(kept_ladder, store, first.model, first.map, first.metric)
+    bounds = functools.partial(kept_ladder, store, first)
     layers = summarise(records, bounds)
-    # earlier versions kept bounds for the mean norm, a ball that need not hold the text they stand beside
-    old = any(not layer.ladder.bounds and bounds(layer.layer, layer.length, layer.radius).bounds for layer in layers)
+    # the ball of earlier versions had the mean norm as its radius: it need not hold the text they stand beside
+    outdated = any(
+        bounds(layer.layer, layer.length, radius, outdated=True).bounds
+        for layer in layers
+        if layer.ladder is NO_BOUNDS
+        for radius in (layer.ball, layer.radius)
+    )
     places = {(record.ask.length, record.ask.window.index): record.ask for record in records}
     return Measurement(
         model=first.model,
@@ -139,7 +144,7 @@ def measurement(store: Store, plans: Sequence[RunPlan], known: dict[str, Record]
         records=tuple(records),
         heads=tuple(heads),
         layers=layers,
-        notes=kept_notes(store, first.model) + ((OLD_BOUNDS,) if old else ()),
+        notes=kept_notes(store, first.model) + ((OUTDATED_BOUNDS,) if outdated else ()),
         tokens=store.window(window_key(longest)),
         openings={place: store.window(opening_key(ask)) for place, ask in places.items()},
         run=None if store.folder is None else str(store.folder),

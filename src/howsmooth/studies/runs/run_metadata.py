@@ -1,6 +1,7 @@
 """What a run keeps beside its records, so that it can be read without its models: weights, notes, bounds, words."""
 
 import contextlib
+import json
 from collections.abc import Callable, Iterable
 
 import torch
@@ -12,12 +13,14 @@ from howsmooth.models.map_names import MapName
 from howsmooth.models.transformer import Transformer
 from howsmooth.studies.asks import AtText
 from howsmooth.studies.json_values import fingerprint, from_json, to_json
+from howsmooth.studies.kinds.text import TextAsk
 from howsmooth.studies.runs.measurement import Measurement
 from howsmooth.studies.runs.store import Store
 from howsmooth.studies.runs.summary import NO_BOUNDS, LayerSummary
 from howsmooth.studies.sweep.workers import side_by_side
 from howsmooth.theory.bounds import table
 from howsmooth.theory.results import BoundsTable, NotApplicable
+from howsmooth.theory.tables import VERSION
 
 # How many heads a worst input is looked for at: the ladder is quick, and the best heads win almost always.
 PROMISING = 1
@@ -52,11 +55,12 @@ def keep_ladders(
 ) -> None:
     """Keep every bound for the layers of a measurement, unless they are kept already: about a second for each.
 
-    Layers are shared out over the threads of torch. Before a layer is done, ``progress`` is called with its number.
+    Bounds of another version of the theorems are computed anew and replaced. Layers are shared out over the threads of
+    torch. Before a layer is done, ``progress`` is called with its number.
     """
-    place = measurement.model, measurement.map, measurement.metric
+    ask = measurement.records[0].ask
     layers = sorted(measurement.layers, key=lambda found: found.layer)
-    missing = [x for x in layers if store.fact(_ladder_name(*place, x.layer, x.length, x.ball)) is None]
+    missing = [x for x in layers if kept_ladder(store, ask, x.layer, x.length, x.ball) is NO_BOUNDS]
     # blocks that come from their files come one after the other
     count = 1 if transformer.stream is not None else min(torch.get_num_threads(), len(missing))
 
@@ -67,18 +71,29 @@ def keep_ladders(
         for layer in missing:
             if progress is not None:
                 progress(layer.layer)
-            store.keep(_ladder_name(*place, layer.layer, layer.length, layer.ball), next(ladders).to_json())
+            versioned = {"version": VERSION} | json.loads(next(ladders).to_json())
+            store.keep(_ladder_name(ask, layer.layer, layer.length, layer.ball), to_json(versioned))
 
 
-def kept_ladder(store: Store, model: str, part: str, metric: str, layer: int, n: int, radius: float) -> BoundsTable:
-    """Return the bounds that a run keeps for n tokens in a ball."""
-    kept = store.fact(_ladder_name(model, part, metric, layer, n, radius))
-    return NO_BOUNDS if kept is None else BoundsTable.from_json(kept)
+def kept_ladder(
+    store: Store, ask: TextAsk, layer: int, n: int, radius: float, *, outdated: bool = False
+) -> BoundsTable:
+    """Return the bounds that a run keeps for n tokens in a ball, by the theorems as they are now.
+
+    Those of another version, or of a time without versions, count as none but for ``outdated=True``. An ask tells the
+    map, and the weights by the name of the model: a run holds those of one model under each, see :func:`keep_model`.
+    """
+    kept = store.fact(_ladder_name(ask, layer, n, radius))
+    if kept is None or (json.loads(kept).get("version") != VERSION and not outdated):
+        return NO_BOUNDS
+    return BoundsTable.from_json(kept)
 
 
-def _ladder_name(model: str, part: str, metric: str, layer: int, n: int, radius: float) -> str:
-    name = f"bounds of {model}, {part}, layer {layer}, n = {n}, R = {radius:.12g}"
-    return name + ("" if metric == "total" else f", {metric}")
+def _ladder_name(ask: TextAsk, layer: int, n: int, radius: float) -> str:
+    name = f"bounds of {ask.model}, {ask.map}, layer {layer}, n = {n}, R = {radius:.12g}"
+    # the same weights make another map where a family multiplies scores by another factor
+    family = f", read as {ask.reading.family}" if ask.reading.family else ""
+    return name + ("" if ask.metric == "total" else f", {ask.metric}") + family
 
 
 def _ladder(transformer: Transformer, part: str, metric: str, layer: int, n: int, radius: float) -> BoundsTable:
