@@ -53,8 +53,8 @@ def rounding(
 
     A module and a map that agree up to rounding differ as if their input had been rounded once more, and their output
     too: :math:`|f(x)-y|\le 64\,(|f(x\circ(1\pm u))-f(x)|+u|y|)`, with signs at random. The unit u is that of float32 or
-    of a coarser output, since modules compute angles, norms and softmax in float32 whatever their weights are. The angle
-    of a rotary embedding grows with the position, and so does its rounding error: by n/2 units for the last of n
+    of a coarser output, since modules compute angles, norms and softmax in float32 whatever their weights are. The
+    angle of a rotary embedding grows with the position, and so does its rounding error: by n/2 units for the last of n
     tokens, which turns queries and keys by as much as if they had been rounded so many times. Twice that is allowed,
     for what signs at random miss.
     """
