@@ -6,6 +6,8 @@ ways, and its values must agree. Beside the time of the run stand that of readin
 float32, as every streamed run must) and that of the bare matrix products of its measurements: the products with the
 projections that every product with the Jacobian contains, on the same matrices. Every time is that of the processor and
 that of the clock: other programs lengthen the latter.
+
+Then all matrices of both are rounded: a budget of errors at one window, streamed, and for the twin in memory, too.
 """
 
 import argparse
@@ -27,6 +29,8 @@ from transformers import LlamaConfig
 import howsmooth as hs
 
 LAYERS, LENGTHS, PEAK, AGREE = (0, 13, 27), (64, 256), 2.5e9, 1e-6
+# Costs are squares of sums in float32, which cancel.
+SCHEME, PASSES, COSTS_AGREE = "int4:g64", 8, 1e-3
 LARGE = {
     "hidden_size": 3072,
     "num_hidden_layers": 28,
@@ -89,6 +93,15 @@ def clocks() -> torch.Tensor:
     return torch.tensor([time.process_time(), time.perf_counter()], dtype=torch.float64)
 
 
+def peak_memory() -> int:
+    """Return the most bytes that this program has held; what a process is told of itself may be its parent's."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
 @torch.no_grad()
 def measured(folder: Path, streamed: bool) -> dict[str, Any]:
     """Measure some layers at two windows of each length in this process; return constants, times and the peak."""
@@ -105,14 +118,25 @@ def measured(folder: Path, streamed: bool) -> dict[str, Any]:
             measuring += clocks() - began
             constants += estimate.lower.tolist()
             products.append((2 * n, estimate.products))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     seconds = {"seconds": (clocks() - started).tolist(), "measuring": measuring.tolist()}
-    return {"constants": constants, "products": products, "peak": peak} | seconds
+    return {"constants": constants, "products": products, "peak": peak_memory()} | seconds
 
 
-def alone(folder: Path, streamed: bool) -> dict[str, Any]:
+def budgeted(folder: Path, streamed: bool) -> dict[str, Any]:
+    """Return what four bits for every matrix cost at one window, each alone, with times and the peak."""
+    started = clocks()
+    words = torch.randint(4_000, (1, min(LENGTHS)), generator=torch.Generator().manual_seed(1))
+    model = hs.load(folder, streamed=streamed)
+    found = hs.budget(model, words, schemes=[SCHEME], passes=PASSES)
+    seconds = (clocks() - started).tolist()
+    costs = {effect.name: effect.kl for effect in found.effects}
+    reads = 0 if model.stream is None else model.stream.reads
+    return {"costs": costs, "reads": reads, "peak": peak_memory(), "seconds": seconds}
+
+
+def alone(folder: Path, streamed: bool, *options: str) -> dict[str, Any]:
     """Measure in a process of its own: memory that was used once stays in the peak."""
-    command = [sys.executable, __file__, "--folder", str(folder), *(["--streamed"] if streamed else [])]
+    command = [sys.executable, __file__, "--folder", str(folder), *(["--streamed"] if streamed else []), *options]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
 
 
@@ -155,10 +179,12 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--streamed", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--budget", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.folder:
-        print(json.dumps(measured(arguments.folder, arguments.streamed)))
+        function = budgeted if arguments.budget else measured
+        print(json.dumps(function(arguments.folder, arguments.streamed)))
         return
     with tempfile.TemporaryDirectory() as place:
         large, twin = Path(place) / "large", Path(place) / "twin"
@@ -172,14 +198,20 @@ def main() -> None:
         here, there = of_twin(twin, True), of_twin(twin, False)
         apart = max(abs(a / b - 1) for a, b in zip(here["constants"], there["constants"], strict=True))
         print(f"twin: streamed {here['peak'] / 1e9:.2f} GB, in memory {there['peak'] / 1e9:.2f} GB, {apart:.1e} apart")
-        found = alone(large, True)
+        costs, expected = (budgeted(twin, streamed)["costs"] for streamed in (True, False))
+        costs_apart = max(abs(costs[name] / expected[name] - 1) for name in expected)
+        print(f"twin: {len(costs)} costs of errors, streamed and in memory {costs_apart:.1e} apart")
+        found, budget = alone(large, True), alone(large, True, "--budget")
         read, products = reading(large), bare(large, found["products"])
     size = f"{count / 1e9:.2f} B parameters, {2 * count / 1e9:.1f} GB"
     print(f"{size}: {both(found['seconds'])}, peak {found['peak'] / 1e9:.2f} GB")
+    print(f"  budget: {both(budget['seconds'])}, peak {budget['peak'] / 1e9:.2f} GB, {budget['reads']} parts read")
     print(f"  measuring {both(found['measuring'])}; reading {both(read)}; bare products {both(products)}")
     claims = {
         f"peak memory is at most {PEAK / 1e9} GB": found["peak"] <= PEAK,
+        f"that of a budget too, at most {PEAK / 1e9} GB": budget["peak"] <= PEAK,
         f"a twin has the same constants in memory to {AGREE}": apart <= AGREE,
+        f"and the same costs of errors to {COSTS_AGREE}": costs_apart <= COSTS_AGREE,
     }
     verdict(claims, quick=arguments.quick)
 

@@ -4,6 +4,7 @@ import torch
 
 import howsmooth as hs
 from howsmooth.errors import HowsmoothError
+from howsmooth.validation import is_finite
 
 ATTENTION = hs.Attention.single_head(A=torch.eye(2), V=torch.eye(2))
 X = torch.ones(3, 2)
@@ -63,3 +64,18 @@ def test_what_seeds_nothing_is_refused(seed):
         with pytest.raises(HowsmoothError, match="seed must be") as refusal:
             ask()
         assert refusal.value.field == "seed"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_finite_numbers_are_told_from_others_even_where_their_sum_is_not(dtype):
+    largest = torch.finfo(dtype).max
+    for finite in ([], [0.0, -0.0], [largest, largest, 1.0], [largest, -largest], [-largest] * 3):
+        assert is_finite(torch.tensor(finite, dtype=dtype))
+    for other in (
+        [torch.inf],
+        [torch.inf, -torch.inf],
+        [torch.nan, 1.0],
+        [largest, largest, torch.nan],
+        [-torch.inf, 2],
+    ):
+        assert not is_finite(torch.tensor(other, dtype=dtype))

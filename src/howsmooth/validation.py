@@ -64,11 +64,20 @@ def tokens_for(X: Any, f: Any) -> Any:
     return found.to(device=None if weight is None else weight.device, dtype=dtype)
 
 
+def is_finite(x: Tensor) -> bool:
+    """Return whether a tensor holds neither NaN nor infinity.
+
+    Its sum would not be finite either. That is asked first, since it is read once and takes no memory; finite numbers
+    whose sum leaves the range of floats are looked at one by one.
+    """
+    return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
+
+
 def require_finite(x: Tensor, name: str) -> None:
     """Refuse NaN and infinity."""
     if is_batched(x):
         return  # inside torch.vmap the values cannot steer Python
-    if not x.is_meta and not torch.isfinite(x).all():
+    if not x.is_meta and not is_finite(x):
         bad = int((~torch.isfinite(x)).sum())
         raise NonFiniteError(
             f"{name} must be finite, but {bad} of its {x.numel()} entries are NaN or infinite.", field=argument(name)

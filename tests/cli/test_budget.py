@@ -113,6 +113,33 @@ def test_classifiers_tell_of_labels_and_encoders_of_their_embeddings(howsmooth, 
     assert "1 − cosine is half the square of that" in said
 
 
+@pytest.mark.slow
+def test_no_thread_reads_weights_that_another_has_rounded(decoder, beginning, howsmooth, tmp_path):
+    sizes = ("--text", beginning, "--length", "4", "--sequences", "6", "--passes", "2", "--scheme", "int2,int3")
+    answers = []
+    for threads in ("1", "4"):
+        done = howsmooth("budget", decoder, *sizes, "--size", "0.4", "--threads", threads, "--out", threads)
+        assert done.code == 0, done.err
+        answers.append([record.answer for record in read_run(tmp_path / threads).records])
+    for alone, beside in zip(*answers, strict=True):
+        truth = [getattr(found, "truth", None) or (found.measured, *found.by_rules) for found in (alone, beside)]
+        assert truth[1] == pytest.approx(truth[0], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_weights_may_stay_in_their_files(decoder, beginning, howsmooth, tmp_path):
+    sizes = ("--text", beginning, *SIZES[:-2], "--scheme", "int3", "--size", "0.4", "--verify", "1")
+    there, here = (howsmooth("budget", decoder, *sizes, how, "--out", how) for how in ("--no-streamed", "--streamed"))
+    assert (there.code, here.code) == (0, 0)
+    assert "come in block by block" in " ".join(here.err.split())
+    plain, streamed = (read_run(tmp_path / how).records for how in ("--no-streamed", "--streamed"))
+    for one, other in zip(streamed, plain, strict=True):
+        assert type(one.answer) is type(other.answer)
+        if hasattr(one.answer, "truth"):
+            assert one.answer.truth == pytest.approx(other.answer.truth, rel=1e-4)
+            assert torch.tensor(one.answer.products).allclose(torch.tensor(other.answer.products), rtol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

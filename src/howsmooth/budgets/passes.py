@@ -6,8 +6,9 @@ gradient there is multiplied with the displacements D of all errors on the spot,
 :math:`I = \langle J^\top u, D\rangle` has :math:`E[I^2] = \langle JD, HJD\rangle`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -16,6 +17,7 @@ from torch import Tensor
 from howsmooth.budgets.places import Error, Key, Places, error_of, require_places, weight_error
 from howsmooth.budgets.subject import frozen
 from howsmooth.errors import NonFiniteError, UnsupportedModelError
+from howsmooth.models.autograd.hooks import first_tensor, hooked
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,69 +35,121 @@ def inner_products(places: Places, *, passes: int, seed: int, first: int = 0) ->
     Each window has draws of its own, whatever the others are; ``first`` is the number of the first one.
     """
     subject = places.subject
-    tables, positions = [], 0
+    windows = [_Window(places, window, passes) for window in range(len(subject.tokens))]
     errors: dict[Key, Error] = {}
-    for window in range(len(subject.tokens)):
-        generator = torch.Generator().manual_seed((seed * 1_000_003 + first + window) % 2**63)
-        found, positions = _at_window(places, window, passes, generator, errors)
-        tables.append(found)
+    for number, window in enumerate(windows, first):
+        window.run(torch.Generator().manual_seed((seed * 1_000_003 + number) % 2**63))
+        # |δ|² of what the text decides is that of the first window
+        errors |= {key: error for key, error in window.errors.items() if key not in errors}
     require_places(list(errors.values()), places)
     unused = torch.zeros(passes, dtype=torch.float64)  # a pooler behind which nothing stands changes no output
-    values = torch.stack([torch.stack([table.get(key, unused) for key in errors], -1) for table in tables])
+    values = torch.stack([torch.stack([window.table.get(key, unused) for key in errors], -1) for window in windows])
     if not bool(values.isfinite().all()):
         raise NonFiniteError("the gradients of the model hold NaN or infinity; compute in float64.", field="model")
-    return Products(errors=tuple(errors.values()), values=values, positions=positions)
+    return Products(errors=tuple(errors.values()), values=values, positions=windows[-1].positions)
 
 
-def _at_window(
-    places: Places, window: int, passes: int, generator: torch.Generator, errors: dict[Key, Error]
-) -> tuple[Mapping[Key, Tensor], int]:
-    """Return the inner products at one window by error, and the number of positions; note the errors that are met."""
-    subject, others = places.subject, places.other_matrices()
-    table: dict[Key, Tensor] = {}
-    leaves: list[Tensor] = list(others.values())
-    turn = 0
+class _Stretch(NamedTuple):
+    """A part of the forward pass that is differentiated alone, by all passes, so that its weights are read once."""
 
-    def add(here: Sequence[Error], found: Tensor) -> None:
-        for error, value in zip(here, found, strict=True):
-            table.setdefault(error.key, torch.zeros(passes, dtype=torch.float64))[turn] += value.double().cpu()
+    entering: Tensor | None  # what enters it; none for the first
+    end: Tensor  # what it puts out
 
-    def meet(Y: Tensor, here: Sequence[Error], displaced: Tensor) -> Tensor:
-        errors.update({error.key: error for error in here if error.key not in errors})
+
+class _Window:
+    """The forward pass at one window, and the backward passes through it."""
+
+    def __init__(self, places: Places, window: int, passes: int) -> None:
+        self.places, self.window, self.passes = places, window, passes
+        self.errors: dict[Key, Error] = {}  # those that are met
+        self.table: dict[Key, Tensor] = {}  # the inner products of each, pass by pass
+        self.positions = 0  # how many the output has
+        self._turn = 0  # the pass that runs
+        self._others = places.other_matrices()
+        self._leaves: list[Tensor] = list(self._others.values())
+        self._entering: Tensor | None = None
+        self._stretches: list[_Stretch] = []
+
+    def run(self, generator: torch.Generator) -> None:
+        """Go forward once, and backward once for each pass."""
+        subject = self.places.subject
+        cuts = dict.fromkeys(subject.blocks if subject.transformer.stream is not None else (), self._cut)
+        with frozen(subject.module, {id(parameter) for parameter in self._others.values()}), torch.enable_grad():
+            with self.places.attached(self._meet) as arguments, hooked(subject.module, outputs=cuts):
+                output = subject.outputs(self.window, **arguments)
+            if not output.requires_grad:
+                raise _no_backward(subject.transformer.name)
+            if not bool(output.isfinite().all()):
+                raise NonFiniteError(
+                    f"the output of {subject.transformer.name!r} holds NaN or infinity.", field="model"
+                )
+            self.positions = len(output)
+            self._stretches.append(_Stretch(self._entering, output))
+            base = output.detach()
+            self._backward(lambda _turn: subject.cotangent(base, generator))
+
+    def _meet(self, Y: Tensor, here: Sequence[Error], displaced: Tensor) -> Tensor:
+        self.errors.update({error.key: error for error in here if error.key not in self.errors})
         if not Y.requires_grad:  # nothing before it has an error: the backward pass ends here
             leaf = Y.detach().requires_grad_()
-            leaves.append(leaf)
+            self._leaves.append(leaf)
             Y = leaf.clone()  # what follows may write into it
             if not Y.requires_grad:
-                raise _no_backward(subject.transformer.name)
+                raise _no_backward(self.places.subject.transformer.name)
         flat = displaced.flatten(1)
 
         def contract(gradient: Tensor) -> None:
-            add(here, flat @ gradient.flatten())
+            self._add(here, flat @ gradient.flatten())
 
         Y.register_hook(contract)
         return Y
 
-    with frozen(subject.module, {id(parameter) for parameter in others.values()}), torch.enable_grad():
-        with places.attached(meet) as arguments:
-            output = subject.outputs(window, **arguments)
-        if not output.requires_grad:
-            raise _no_backward(subject.transformer.name)
-        if not bool(output.isfinite().all()):
-            raise NonFiniteError(f"the output of {subject.transformer.name!r} holds NaN or infinity.", field="model")
-        base = output.detach()
-        for turn in range(passes):
-            cotangent = subject.cotangent(base, generator)
-            gradients = torch.autograd.grad(
-                output, leaves, cotangent, retain_graph=turn + 1 < passes, allow_unused=True
-            )
-            for (name, parameter), gradient in zip(others.items(), gradients, strict=False):
-                for scheme in places.at("weights") if gradient is not None else ():
-                    delta = weight_error(name, parameter, scheme)
-                    if (name, scheme.name) not in errors:
-                        errors[name, scheme.name] = error_of(name, parameter, scheme, delta)
-                    add([errors[name, scheme.name]], (gradient * delta).sum()[None])
-    return table, len(base)
+    def _add(self, here: Sequence[Error], found: Tensor) -> None:
+        for error, value in zip(here, found, strict=True):
+            row = self.table.setdefault(error.key, torch.zeros(self.passes, dtype=torch.float64))
+            row[self._turn] += value.double().cpu()
+
+    def _cut(self, output: Any, _turn: int) -> Any:
+        """End a stretch at the output of a block, unless nothing before it has an error."""
+        Y = first_tensor(output)
+        if not Y.requires_grad:
+            return None
+        self._stretches.append(_Stretch(self._entering, Y))
+        self._entering = Y.detach().requires_grad_()
+        found = self._entering.clone()
+        return found if isinstance(output, Tensor) else (found, *output[1:])
+
+    def _backward(self, cotangent: Callable[[int], Tensor]) -> None:
+        """Let all passes go through one stretch after the other, the last one first."""
+        while self._stretches:
+            entering, end = self._stretches.pop()
+            ahead = [] if entering is None else [entering]
+            behind: list[Tensor] = []
+            for turn in range(self.passes):
+                self._turn = turn
+                gradients = torch.autograd.grad(
+                    end,
+                    [*ahead, *self._leaves],
+                    cotangent(turn),
+                    # what is in front of all stretches, such as angles of positions, is passed by each of them
+                    retain_graph=bool(ahead) or turn + 1 < self.passes,
+                    allow_unused=True,
+                )
+                behind.append(gradients[0])
+                if not ahead:
+                    self._add_others(gradients)
+            cotangent = behind.__getitem__
+
+    def _add_others(self, gradients: Sequence[Tensor | None]) -> None:
+        """Multiply errors of matrices that belong to no linear module with their gradients."""
+        for (name, parameter), gradient in zip(self._others.items(), gradients, strict=False):
+            if gradient is None:
+                continue
+            for scheme in self.places.at("weights"):
+                delta = weight_error(name, parameter, scheme)
+                if (name, scheme.name) not in self.errors:
+                    self.errors[name, scheme.name] = error_of(name, parameter, scheme, delta)
+                self._add([self.errors[name, scheme.name]], (gradient * delta).sum()[None])
 
 
 def _no_backward(name: str) -> UnsupportedModelError:

@@ -4,6 +4,7 @@ A weight matrix with the error δ displaces the output of its linear map at x by
 values, a rounded residual stream the output of a block.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from howsmooth.budgets.schemes import Scheme
 from howsmooth.budgets.subject import Subject
 from howsmooth.errors import UnsupportedModelError
 from howsmooth.models.autograd.hooks import ModuleCall, first_tensor, hooked
+from howsmooth.models.streaming import Change
 
 # An error by the name of what it is in, and the name of its scheme.
 Key = tuple[str, str]
@@ -51,7 +53,18 @@ class Places:
     schemes: Sequence[Scheme]  # the schemes; their places say where
 
     def __post_init__(self) -> None:
-        """Refuse to round embeddings whose tied output head is no module of the model: half of the error would miss."""
+        """Refuse errors that would miss.
+
+        These are errors of embeddings whose tied output head is no module of the model, and of matrices beside linear
+        modules whose weights come from files: these need gradients, and are gone before they get any.
+        """
+        away = [name for name, W in self.other_matrices().items() if W.is_meta]
+        if away:
+            raise UnsupportedModelError(
+                f"{away[0]!r} belongs to no linear module, so that a budget needs it in memory; load "
+                f"{self.subject.transformer.name!r} with streamed=False.",
+                field="streamed",
+            )
         if self.at(EMBEDDINGS) and self.subject.kind == "words" and self.subject.transformer.with_head is None:
             raise UnsupportedModelError(
                 f"{self.subject.transformer.name!r} was loaded without the module of its output head, which shares the "
@@ -96,13 +109,22 @@ class Places:
             if min(parameter.shape[-2:]) > 1
         }
 
-    def weights(self, recipe: Mapping[str, str], factor: float = 1.0) -> dict[str, Tensor]:
-        """Return the matrices that a recipe rounds, with a share of their errors in them."""
+    def weights(self, recipe: Mapping[str, str], factor: float = 1.0) -> dict[str, Tensor | Change]:
+        """Return the matrices that a recipe rounds, with a share of their errors in them.
+
+        Of those that come from their files, this is what makes them of the matrix.
+        """
         schemes = {scheme.name: scheme for scheme in self.at("weights", EMBEDDINGS)}
         transposed = {name: _transposed(part) for _path, name, part, _schemes in self.linear_modules()}
+        stream = self.subject.transformer.stream
+
+        def change(name: str, W: Tensor) -> Tensor:
+            turned = transposed.get(name, False)
+            return W + factor * weight_error(name, W, schemes[recipe[name]], transposed=turned)
+
         matrices = {name: W for name, W in self.subject.module.named_parameters() if recipe.get(name) in schemes}
         return {
-            name: W + factor * weight_error(name, W, schemes[recipe[name]], transposed=transposed.get(name, False))
+            name: functools.partial(change, name) if stream is not None and stream.comes(name) else change(name, W)
             for name, W in matrices.items()
         }
 
@@ -125,10 +147,9 @@ class Places:
 
     def _outputs(self) -> Iterator[tuple[str, list[Scheme]]]:
         """Yield the modules whose outputs are rounded: blocks, and all modules without parts."""
-        module, transformer = self.subject.module, self.subject.transformer
-        prefix = next((f"{path}." for path, part in module.named_modules() if path and part is transformer.module), "")
+        module = self.subject.module
         if residual := self.at("residual"):
-            yield from ((f"{prefix}{layer.block_path}", residual) for layer in transformer.layers)
+            yield from ((path, residual) for path in self.subject.blocks)
         if kernel := self.at("kernel"):
             leaves = ((path, part) for path, part in module.named_modules() if path and not any(part.children()))
             # what passes its input on rounds nothing anew

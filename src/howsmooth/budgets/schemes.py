@@ -328,11 +328,11 @@ def _checkpoints(words: SchemeWords) -> Scheme | None:
         raise words.unknown("name a model, as in against:other/model")
 
     def rounded(W: Tensor, name: str) -> Tensor:
-        weights = checkpoint(model)
         # one of the two may have been loaded with its head, whose module puts a prefix in front of names
-        found = next((other for key, other in weights.items() if _same(key, name)), None)
-        if found is None:
+        read = next((read for key, read in checkpoint(model).items() if _same(key, name)), None)
+        if read is None:
             raise AssumptionError(f"{model!r} has no parameter {name!r}.", field="schemes")
+        found = read()
         if found.shape != W.shape:
             raise ShapeError(
                 f"{name!r} has the shape {tuple(W.shape)} here and {tuple(found.shape)} in {model!r}; the other "
@@ -349,12 +349,14 @@ def _same(key: str, name: str) -> bool:
 
 
 @functools.lru_cache(maxsize=1)
-def checkpoint(model: str) -> dict[str, Tensor]:
-    """Return the parameters of another model; the last one is kept."""
+def checkpoint(model: str) -> dict[str, Callable[[], Tensor]]:
+    """Return what reads the parameters of another model, by their names; the last model is kept."""
     from howsmooth.models.load import load
 
     found = load(model)
-    return {name: p.detach() for name, p in (found.with_head or found.module).named_parameters()}
+    if found.stream is not None:
+        return {name: functools.partial(found.stream.files.read, name) for name in found.stream.files.places}
+    return {name: p.detach for name, p in (found.with_head or found.module).named_parameters()}
 
 
 def _own_code(words: SchemeWords) -> Scheme | None:

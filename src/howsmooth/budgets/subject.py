@@ -16,7 +16,8 @@ from howsmooth.models.autograd.hooks import first_tensor, without_cache
 from howsmooth.models.inputs.model_inputs import inputs
 from howsmooth.models.inputs.text import Text, read_text
 from howsmooth.models.load import load
-from howsmooth.models.parts.ends import SentenceEmbedding
+from howsmooth.models.parts.ends import SentenceEmbedding, has_tied_head
+from howsmooth.models.streaming import Change
 from howsmooth.models.transformer import Transformer, embedded
 from howsmooth.validation import tokens_for
 
@@ -34,7 +35,7 @@ class Subject:
     @classmethod
     def of(cls, model: Transformer | nn.Module | str, tokens: Int[Tensor, "b n"] | Text | str) -> "Subject":
         """Load a model and cut a text, if need be."""
-        transformer = model if isinstance(model, Transformer) else load(model, streamed=False)
+        transformer = model if isinstance(model, Transformer) else load(model)
         if isinstance(tokens, Text | str):
             text = tokens if isinstance(tokens, Text) else read_text(tokens)
             length = min(LENGTH, transformer.max_length or LENGTH)
@@ -51,7 +52,6 @@ class Subject:
                 "tokens[None].",
                 field="tokens",
             )
-        transformer.require_in_memory("a budget of errors")
         found = cls(transformer=transformer, tokens=tokens)
         found.kind  # noqa: B018 - refuses models without an output
         return found
@@ -60,6 +60,13 @@ class Subject:
     def module(self) -> nn.Module:
         """The module that is run: with its head, if it has one."""
         return self.transformer.with_head or self.transformer.module
+
+    @property
+    def blocks(self) -> list[str]:
+        """The paths of all blocks in the module."""
+        module, layers = self.transformer.module, self.transformer.layers
+        prefix = next((f"{path}." for path, part in self.module.named_modules() if path and part is module), "")
+        return [f"{prefix}{layer.block_path}" for layer in layers]
 
     @property
     def kind(self) -> str:
@@ -75,25 +82,33 @@ class Subject:
         return {"words": "nats a token", "classes": "nats an input", "embedding": "1 − cosine"}[self.kind]
 
     def outputs(
-        self, window: int, *, weights: Mapping[str, Tensor] | None = None, **arguments: Any
+        self, window: int, *, weights: Mapping[str, Tensor | Change] | None = None, **arguments: Any
     ) -> Float[Tensor, "positions outputs"]:
         """Run the model at one window: logits at each position, or one row, scores of classes or an embedding.
 
         Args:
             window: Which window.
-            weights: Parameters that take the place of those of the module, by their names.
+            weights: Parameters that take the place of those of the module, by their names; for those that come from
+                their files, what becomes of them.
             arguments: A cache for the module.
         """
-        device = next(self.module.parameters()).device
-        given = self.tokens[window : window + 1].to(device)
-        with embedded(self.module, given), nullcontext() if arguments else without_cache(self.module):
-            found = functional_call(self.module, dict(weights or {}), (given,), arguments)
-        if self.transformer.with_head is not None:
-            return (found if isinstance(found, Tensor) else found.logits).flatten(0, -2)
-        ends: Any = self.transformer.ends
-        if self.kind == "embedding":
-            return _embedding(first_tensor(found), ends.sentence_embedding)
-        return functools.reduce(lambda X, f: f(X), ends.language_head, first_tensor(found)[0])
+        stream = self.transformer.stream
+        given = self.tokens[window : window + 1].to(self.transformer.device)
+        here = {name: W for name, W in (weights or {}).items() if isinstance(W, Tensor)}
+        coming = {name: change for name, change in (weights or {}).items() if not isinstance(change, Tensor)}
+        with (
+            embedded(self.module, given),
+            nullcontext() if arguments else without_cache(self.module),
+            nullcontext() if stream is None else stream.running(coming),
+        ):
+            found = functional_call(self.module, here, (given,), arguments)
+            if self.transformer.with_head is not None:
+                return (found if isinstance(found, Tensor) else found.logits).flatten(0, -2)
+            ends: Any = self.transformer.ends
+            if self.kind == "embedding":
+                return _embedding(first_tensor(found), ends.sentence_embedding)
+            head = ends.language_head if stream is None else stream.tied_head()
+            return functools.reduce(lambda X, f: f(X), head, first_tensor(found)[0])
 
     def cost(self, base: Float[Tensor, "t v"], other: Float[Tensor, "t v"]) -> Float[Tensor, " t"]:
         """Return what a change of the output costs at each position: KL(p ‖ q), or half the squared displacement."""
@@ -122,7 +137,8 @@ def output_kind(transformer: Transformer) -> str:
     named = type(transformer.with_head or transformer.module).__name__.endswith("Classification")
     if named or not isinstance(transformer.ends.class_head, str):
         return "classes"
-    if transformer.with_head is not None or not isinstance(transformer.ends.language_head, str):
+    tied = transformer.stream is not None and has_tied_head(transformer.module)
+    if tied or transformer.with_head is not None or not isinstance(transformer.ends.language_head, str):
         return "words"
     embedding = transformer.ends.sentence_embedding
     if isinstance(embedding, str):

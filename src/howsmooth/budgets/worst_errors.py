@@ -31,9 +31,12 @@ class WorstCost:
 
 
 def worst_cost(subject: Subject, name: str, squared: float, *, seed: int = 0) -> WorstCost | None:
-    """Bracket what an error of a parameter costs at most, if the sum of its squares is given; none for other errors."""
+    """Bracket what an error of a parameter costs at most, if the sum of its squares is given.
+
+    None for errors that are in no matrix, and where weights come from their files, since every product would read all.
+    """
     weights = dict(subject.module.named_parameters())
-    if name not in weights or weights[name].ndim != 2:
+    if name not in weights or weights[name].ndim != 2 or subject.transformer.stream is not None:
         return None
     W = weights[name].detach()
     with torch.no_grad():

@@ -150,6 +150,8 @@ class Distances(TensorDataclass):
                 f"{tuple(self.keys.shape)} and {tuple(self.queries.shape)}.",
                 field="distances",
             )
+        if self.keys.is_meta:
+            return
         if not bool(torch.isfinite(self.keys).all() & torch.isfinite(self.queries).all()):
             raise NonFiniteError("keys and queries of distances must be finite.", field="distances")
 

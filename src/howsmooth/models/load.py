@@ -33,10 +33,12 @@ from howsmooth.models.streaming import BlockStream
 from howsmooth.models.transformer import Transformer, weights_digest
 from howsmooth.spectral.autograd import TORCH_LAYERS
 from howsmooth.spectral.operators import HALF
+from howsmooth.validation import is_finite
 from howsmooth.wording import percent
 
 Notes = tuple[str, ...]
 _LOG = logging.getLogger("howsmooth")
+STREAMED = "its weights are streamed"
 
 
 def load(
@@ -60,7 +62,7 @@ def load(
         family: The family of the model, if its config.json does not name one.
         streamed: Whether weights stay in their files (safetensors or GGUF) and come into memory one block at a time,
             for models larger than memory; by default where they would take more than a third of the memory that is
-            free. What needs the whole model at once (attacks on words, certificates, budgets) then refuses.
+            free. What needs the whole model at once (attacks on words, certificates) then refuses.
 
     Raises:
         UnsupportedModelError: If nothing can be loaded under this name, or the model has no attention.
@@ -120,22 +122,22 @@ def _streamed(
     def read(part: nn.Module) -> Sequence[AttentionLayer]:
         return _backbone(part, name)[0].layers
 
-    if base is not module or any(layer.attention is None for layer in read(base)):
+    if base is not getattr(module, "base_model", module) or any(layer.attention is None for layer in read(base)):
         raise UnsupportedModelError(
             f"{name!r} cannot be streamed: its family has no closed form here, or is an encoder with a decoder; load "
             "it with streamed=False.",
             field="streamed",
         )
-    stream = BlockStream(base, files, read)
+    stream = BlockStream(base, files, read, module)
     backbone, about_layers = _backbone(base, name)
     ends = Ends(
         stem=backbone.stem,
         final=backbone.final,
-        language_head="its weights are streamed, and its head over the vocabulary is not read",
+        language_head=f"{STREAMED}, and its head over the vocabulary is not read",
         sentence_embedding=default_sentence_embedding(base, stream.layers)
         if loaded.sentence is None
         else loaded.sentence,
-        class_head="its weights are streamed, and no classifier is read",
+        class_head=f"{STREAMED}, and no classifier is read",
     )
     found = Transformer(
         name=name,
@@ -144,6 +146,7 @@ def _streamed(
         tokenizer=loaded.tokenizer,
         notes=loaded.notes + notes + about_layers,
         ends=ends,
+        with_head=None if module is base else module,
         stream=stream,
     )
     _LOG.info("loaded %r%s", found, "".join(f"; {note}" for note in (stream.note, *found.notes)))
@@ -310,7 +313,7 @@ def _about_own_model(base: nn.Module, found: Backbone) -> Notes:
 
 def _require_finite(base: nn.Module, name: str) -> None:
     for parameter, value in base.named_parameters():
-        if not bool(torch.isfinite(value).all()):
+        if not is_finite(value):
             raise NonFiniteError(
                 f"the weights of {name!r} hold NaN or infinity, first in {parameter!r}.", field="model"
             )

@@ -3,15 +3,18 @@
 The module is built without memory (on the meta device). What is not in a block stays in memory, except the table of
 tokens, of which the rows that are read come and go. A block is filled when something of its layer is asked for, and
 emptied when another is: maps that were read of it keep their weights as long as somebody holds them.
+
+The whole module can be run and differentiated, too: each part is filled before it is called, and again when a backward
+pass comes to it. What autograd would keep of its weights is their names.
 """
 
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -36,9 +39,10 @@ from howsmooth.models.families.parameters import token_table
 from howsmooth.models.loading.weight_files import WeightFiles
 from howsmooth.models.module_comparison import layer_difference
 from howsmooth.models.parts.block import block
+from howsmooth.models.parts.ends import Ends, LanguageHead, language_head
 
-if TYPE_CHECKING:  # tokens are embedded by a transformer, which may have a stream
-    from howsmooth.models.parts.ends import Ends
+# What becomes of a weight.
+Change = Callable[[Tensor], Tensor]
 
 
 class BlockStream:
@@ -46,27 +50,46 @@ class BlockStream:
 
     Args:
         module: The model without its head.
-        files: Its weights.
+        files: The weights of ``whole``.
         read: What reads the layers of the module as it is.
+        whole: The model with its head; the module itself, if that has none.
     """
 
-    def __init__(self, module: nn.Module, files: WeightFiles, read: Callable[[nn.Module], Sequence[AttentionLayer]]):
-        self.module, self.files, self._read = module, files, read
+    def __init__(
+        self,
+        module: nn.Module,
+        files: WeightFiles,
+        read: Callable[[nn.Module], Sequence[AttentionLayer]],
+        whole: nn.Module,
+    ):
+        self.module, self.files, self._read, self.whole = module, files, read, whole
         self.layers = tuple(read(module))  # their weights are not in memory
-        self.reads = 0  # how many blocks were read so far
-        self._filled = ""
+        self.reads = 0  # how often a part was read so far
+        self._filled: str | None = None  # the path in the whole model
+        self._changes: Mapping[str, Change] = {}
         self._walks: weakref.WeakSet[Walk] = weakref.WeakSet()
         self._compared: set[int] = set()
+        trunk = next(path for path, part in whole.named_modules() if part is module)
+        self._prefix = f"{trunk}." if trunk else ""  # of names in the module, for those in the whole model
         table = token_table(module)
-        self._table = next((path for path, part in module.named_modules() if part is table), None)
-        blocks = tuple(f"{layer.block_path}." for layer in self.layers)
+        self._table = next((path for path, part in whole.named_modules() if part is table), None)
+        # what comes and goes: blocks, the table of tokens, and what belongs to the head alone
+        parts = {self._prefix + layer.block_path for layer in self.layers}
+        parts |= {self._table} if self._table is not None else set()
+        parts |= {name.rpartition(".")[0] for name in files.places if not name.startswith(self._prefix)}
+        self._parts = sorted(parts)
         with torch.no_grad():
-            values = {
-                name: files.read(name)
-                for name in files.places
-                if not name.startswith(blocks) and name != f"{self._table}.weight"
-            }
-        module.load_state_dict(values, strict=False, assign=True)
+            values = {name: files.read(name) for name in files.places if not self.comes(name)}
+        whole.load_state_dict(values, strict=False, assign=True)
+
+    def comes(self, name: str) -> bool:
+        """Return whether a parameter of the whole model comes into memory when its part is run."""
+        return name.startswith(tuple(f"{path}." for path in self._parts))
+
+    def stored(self, name: str) -> Tensor | None:
+        """Read a parameter of the module without its head; none if the files do not have it."""
+        name = self._prefix + name
+        return self.files.read(name) if name in self.files.places else None
 
     @property
     def note(self) -> str:
@@ -76,19 +99,78 @@ class BlockStream:
 
     def fill(self, index: int) -> nn.Module:
         """Return the block of a layer, filled; the one before is emptied."""
-        path = self.layers[index].block_path
+        return self._bring(self._prefix + self.layers[index].block_path)
+
+    def _bring(self, path: str) -> nn.Module:
+        part = self.whole.get_submodule(path)
         if path != self._filled:
             self._empty()
-            self.files.fill(self.module, path)
+            self.files.fill(self.whole, path)
+            for name, change in self._changes.items():
+                if name.startswith(f"{path}."):
+                    W = self.whole.get_parameter(name)
+                    W.data = change(W.detach())
             self._filled = path
             self.reads += 1
-        return self.module.get_submodule(path)
+        return part
 
     def _empty(self) -> None:
-        if not self._filled:
+        if self._filled is None:
             return
-        part, self._filled = self.module.get_submodule(self._filled), ""
+        part, self._filled = self.whole.get_submodule(self._filled), None
         part.load_state_dict({name: p.to("meta") for name, p in part.named_parameters()}, strict=False, assign=True)
+
+    @contextmanager
+    def running(self, changes: Mapping[str, "Change"] | None = None) -> Iterator[None]:
+        """Let the whole model be called: every part is filled first, and again when a backward pass comes to it.
+
+        A gradient that is taken behind the ``with`` block finds the weights as they are in the files.
+
+        Args:
+            changes: What becomes of weights that come and go, by their names; of a run without gradients.
+        """
+        if changes:
+            self._empty()
+        self._changes = changes or {}
+
+        def fill(call: ModuleCall, _turn: int) -> None:
+            self._bring(call.path)
+
+        try:
+            with (
+                hooked(self.whole, inputs=dict.fromkeys(self._parts, fill), prepend=True),
+                torch.autograd.graph.saved_tensors_hooks(self._named, self._again),
+            ):
+                yield
+        finally:
+            if self._changes:
+                self._empty()
+            self._changes = {}
+
+    def tied_head(self) -> LanguageHead:
+        """Return the maps from the last hidden states to the scores of words, with the weights of the table."""
+        assert self._table is not None  # or there would be no such head
+        self._bring(self._table)
+        found = language_head(self.module, self.module)
+        assert not isinstance(found, str)
+        return found
+
+    def _named(self, X: Tensor) -> "Tensor | _Weight":
+        """Return the name of a weight in place of it, and other tensors as they are."""
+        if self._filled is not None:
+            start = X.data_ptr()
+            for name, W in self.whole.get_submodule(self._filled).named_parameters():
+                if W.data_ptr() <= start < W.data_ptr() + W.nbytes:
+                    offset = (start - W.data_ptr()) // W.itemsize
+                    return _Weight(part=self._filled, name=name, size=X.shape, stride=X.stride(), offset=offset)
+        return X
+
+    def _again(self, kept: "Tensor | _Weight") -> Tensor:
+        """Return a weight by its name, whose part is filled for it."""
+        if isinstance(kept, Tensor):
+            return kept
+        W = self._bring(kept.part).get_parameter(kept.name)
+        return W.detach().as_strided(kept.size, kept.stride, W.storage_offset() + kept.offset)
 
     def layer(self, index: int) -> AttentionLayer:
         """Return a layer with its weights."""
@@ -108,7 +190,7 @@ class BlockStream:
         if self._table is None or tokens.is_floating_point():
             yield
             return
-        table: Any = self.module.get_submodule(self._table)
+        table: Any = self.whole.get_submodule(self._table)
         kept, rows = table.weight, tokens.unique()
         # the system gives memory to rows that are written, and to no others
         weight = torch.empty(kept.shape, dtype=kept.dtype, device=self.files.device)
@@ -119,7 +201,7 @@ class BlockStream:
         finally:
             table.weight = kept
 
-    def activations(self, run: ModuleCall, padding: Bool[Tensor, "batch n"] | None, ends: "Ends") -> Activations:
+    def activations(self, run: ModuleCall, padding: Bool[Tensor, "batch n"] | None, ends: Ends) -> Activations:
         """Return the inputs of all layers, each computed when it is asked for: fastest in the order of layers."""
         walk, count = Walk(self, run, padding), len(self.layers)
         self._walks.add(walk)
@@ -152,6 +234,17 @@ class BlockStream:
         if why := layer_difference(layer, walk.padding, attention, whole):
             raise UnsupportedModelError(f"{why}; load the model with streamed=False.", field="streamed")
         self._compared.add(layer.index)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Weight:
+    """A weight, or a view of one, that autograd keeps for a backward pass."""
+
+    part: str  # the path of the part that it is in
+    name: str  # its name there
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int  # in numbers, from the first of the weight
 
 
 class Walk:

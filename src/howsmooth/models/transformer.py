@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,6 @@ from howsmooth.models.autograd.hooks import ModuleCall, layer_by_layer, recorded
 from howsmooth.models.autograd.unknown_family import ROWS, with_traced_parts
 from howsmooth.models.inputs.text import OTHER_WAYS, SpecialTokens, Text, Tokenizer, cut, tokens_of, window_count
 from howsmooth.models.loading.adapters import merged
-from howsmooth.models.loading.weight_files import WeightFiles
 from howsmooth.models.map_names import MapName
 from howsmooth.models.module_comparison import differences
 from howsmooth.models.parts.ends import Ends, embed
@@ -38,7 +37,7 @@ class Transformer:
         tokenizer: The tokenizer; none for models of pictures, or if the model came without one.
         notes: Remarks that a reader of its numbers needs.
         ends: The stem in front of its blocks, and its output heads.
-        with_head: The model with its head, as it was loaded; none if it has no head.
+        with_head: The model with its head, as it was loaded; none if it has no head of its own.
         compared: Filled once the maps were compared with the module at a first input.
         stream: What brings its blocks into memory one by one; none if all of them are there. Then the weights of
             ``layers`` and ``module`` are not in memory; those of :meth:`layer` and of activations are.
@@ -107,7 +106,7 @@ class Transformer:
     @property
     def digest(self) -> str:
         """A hash of the weights."""
-        return weights_digest(self.module, None if self.stream is None else self.stream.files)
+        return weights_digest(self.module, None if self.stream is None else self.stream.stored)
 
     def windows(
         self, text: Text, *, length: int, count: int, special_tokens: bool = False, stride: int | None = None
@@ -236,15 +235,15 @@ class Transformer:
         self.compared.add("first input")
 
 
-def weights_digest(module: nn.Module, files: WeightFiles | None = None) -> str:
-    """Return a hash of the weights of a module, in memory or in files; those in files are read once."""
+def weights_digest(module: nn.Module, stored: Callable[[str], Tensor | None] | None = None) -> str:
+    """Return a hash of the weights of a module, in memory or as they are ``stored``; those in files are read once."""
     found = hashlib.blake2b(digest_size=8)
     for name, value in module.state_dict().items():
         found.update(name.encode())
-        if files is not None and name in files.places:
-            value = files.read(name)
-        elif value.is_meta:  # a pooler that nothing reads
+        found_there = None if stored is None else stored(name)
+        if found_there is None and value.is_meta:  # a pooler that nothing reads
             continue
+        value = value if found_there is None else found_there
         found.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
 

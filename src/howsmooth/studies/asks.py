@@ -47,7 +47,7 @@ class Ask(JsonValue, frozen=True, tag_field="kind"):
 
     @property
     def alone(self) -> bool:
-        """Whether it is so large that it wants the whole machine: all threads work on it, and nothing beside it."""
+        """Whether all threads work on it, and nothing beside it: what is very large, or changes its model."""
         return False
 
     @property

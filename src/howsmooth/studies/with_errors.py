@@ -48,6 +48,11 @@ class AtWindows(AtText, frozen=True, kw_only=True):
         return super().cost * self.passes * PASS_COST * self.windows
 
     @property
+    def alone(self) -> bool:
+        """Errors are put into the weights of the model while it runs, which no other thread may read then."""
+        return True
+
+    @property
     def batch(self) -> Hashable:
         """Questions about the same schemes share their draws."""
         return self.kind, self.model, self.schemes, self.window, self.windows, self.passes, self.solver.seed

@@ -26,8 +26,8 @@ from howsmooth.studies.kinds.tokens_in_ball import ExtremalAsk
 from howsmooth.studies.resources import Resources
 from howsmooth.studies.runs.store import Store
 from howsmooth.studies.sweep import dask_cluster
-from howsmooth.studies.sweep.sweep import sweep
-from howsmooth.studies.sweep.workers import LOSSES, executor
+from howsmooth.studies.sweep.sweep import sweep, units
+from howsmooth.studies.sweep.workers import LOSSES, executor, using_threads
 
 pytestmark = pytest.mark.clock("a cluster answers in its own time, and loses workers")
 PATIENCE = 120.0
@@ -377,8 +377,10 @@ def test_a_store_that_fails_ends_a_sweep_on_workers_at_once(cluster, tmp_path, c
 
 
 def test_no_thread_or_setting_is_left_behind():
-    before, threads = torch.get_num_threads(), threading.active_count()
-    with executor(threads=1):
-        assert torch.get_num_threads() == 1
-    assert torch.get_num_threads() == before
-    assert threading.active_count() == threads
+    before = threading.active_count()
+    with using_threads(2):
+        with executor(threads=1) as execute:
+            for _outcomes in execute(units(radii(2), frozenset())):
+                assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    assert threading.active_count() == before

@@ -161,7 +161,8 @@ def _distances(attn: Any, table: Tensor, reach: int) -> Distances:
     terms = {}
     for term, (shared, separate) in modules.items():
         if term in attn.pos_att_type:
-            projected = getattr(attn, shared if attn.share_att_key else separate)(table[: 2 * span]).detach()
+            project = getattr(attn, shared if attn.share_att_key else separate)
+            projected = project(table[: 2 * span].to(project.weight.device)).detach()  # weights may still be in files
             terms[term] = projected[rows].unflatten(-1, (attn.num_attention_heads, -1)).transpose(0, 1).contiguous()
     zeros = torch.zeros_like(next(iter(terms.values())))
     return Distances(keys=terms.get("c2p", zeros), queries=terms.get("p2c", zeros))

@@ -32,7 +32,7 @@ from howsmooth.models.loading.names import (
     check_weights,
     not_found,
 )
-from howsmooth.models.loading.weight_files import GGUFWeights, WeightFiles
+from howsmooth.models.loading.weight_files import FORMER_HEAD, HEAD, GGUFWeights, WeightFiles, header
 from howsmooth.models.parts.ends import SentenceEmbedding, has_classes, has_untied_head, read_sentence_embedding
 
 # Special tokens with ids below this are at the beginning of a vocabulary, others at its end.
@@ -41,8 +41,6 @@ FIRST_IDS = 1000
 TEXT_FILES = (".json", ".jsonl", ".txt", ".model", ".jinja")
 # Models whose weights take more than this share of the free memory are streamed.
 STREAMED_SHARE = 1 / 3
-# The language head in the transformers library.
-HEAD = "lm_head."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,9 +137,6 @@ def _pretrained(path: Path, name: str, family: str, streamed: bool | None) -> Lo
     """Load a folder, a GGUF file or a hub id; pickles are read with ``weights_only``, code of the model is not run."""
     source, options, notes = _locate(path, name)
     options["trust_remote_code"] = False  # or the loader would stop and ask
-    # imported after the checks above, since it takes seconds
-    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
-
     with _quiet(), _parsing_once() if "gguf_file" in options else contextlib.nullcontext():
         try:
             config = _configuration(source, options, name, family)
@@ -152,9 +147,7 @@ def _pretrained(path: Path, name: str, family: str, streamed: bool | None) -> Lo
                 require_model_memory(config, count, name)
             if getattr(config, "quantization_config", None) is None:
                 _require_real_weights(path, name)
-            kind: Any = AutoModelForCausalLM if has_untied_head(config) else AutoModel
-            kind = AutoModelForSequenceClassification if has_classes(config) else kind
-            module, report = kind.from_pretrained(
+            module, report = _kind(config).from_pretrained(
                 source, config=config, weights_only=True, output_loading_info=True, **options
             )
         except HowsmoothError:
@@ -166,6 +159,15 @@ def _pretrained(path: Path, name: str, family: str, streamed: bool | None) -> Lo
             module = module.base_model  # the loader filled the head with random weights
         sentence = read_sentence_embedding(lambda file: _beside(source, options, file))
         return LoadedModel(module=module, tokenizer=_tokenizer(source, options), notes=notes, sentence=sentence)
+
+
+def _kind(config: Any) -> Any:
+    """Return the class of the transformers library that loads a model, with its head if its weights hold one."""
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    if has_classes(config):
+        return AutoModelForSequenceClassification
+    return AutoModelForCausalLM if has_untied_head(config) else AutoModel
 
 
 def _wants_streaming(config: Any, count: int | None) -> bool:
@@ -184,15 +186,17 @@ def _without_weights(
     config: Any, source: str, options: dict[str, Any], notes: tuple[str, ...], name: str
 ) -> LoadedModel:
     """Build a model on the meta device, and find its weights in their files."""
-    from transformers import AutoModel, AutoModelForCausalLM
-
     with _parameters_on_meta():
-        module = AutoModel.from_config(config)
-        whole = AutoModelForCausalLM.from_config(config) if has_untied_head(config) else module
+        module = _kind(config).from_config(config)
     if "gguf_file" in options:
-        files: WeightFiles = GGUFWeights.of_file(module, whole, Path(source) / options["gguf_file"], name)
+        files: WeightFiles = GGUFWeights.of_file(module, Path(source) / options["gguf_file"], name)
     else:
-        files = WeightFiles.of(module, _safetensors(source, options, name), name)
+        stored = _safetensors(source, options, name)
+        if has_untied_head(config) and not any(
+            key.startswith((HEAD, FORMER_HEAD)) for file in stored for key in header(file)
+        ):
+            module = module.base_model
+        files = WeightFiles.of(module, stored, name)
     sentence = read_sentence_embedding(lambda file: _beside(source, options, file))
     tokenizer = _tokenizer(source, options)
     return LoadedModel(module=module, tokenizer=tokenizer, notes=notes, sentence=sentence, files=files)

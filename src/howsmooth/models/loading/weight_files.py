@@ -12,9 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from howsmooth.errors import NonFiniteError, UnsupportedModelError
+from howsmooth.validation import is_finite
 
 # Numbers that weights are read in, by their names in safetensors.
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+# The language head in the transformers library, and in files that it wrote some time ago.
+HEAD, FORMER_HEAD = "lm_head.", "embed_out."
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,7 +39,7 @@ class WeightFiles:
 
         Headers alone are read. Weights that are stored in other shapes than the module has are refused.
         """
-        stored = {key: (file, *about) for file in files for key, about in _header(file).items()}
+        stored = {key: (file, *about) for file in files for key, about in header(file).items()}
         places, dtypes = {}, set()
         for name, parameter, alike in _named_alike(module, stored):
             if not alike and name.startswith("pooler"):
@@ -66,7 +70,7 @@ class WeightFiles:
     def read(self, name: str, rows: Tensor | None = None) -> Tensor:
         """Read one tensor, or some rows of it, and convert it."""
         found = self._stored(name, rows)
-        if not bool(torch.isfinite(found).all()):
+        if not is_finite(found):
             raise NonFiniteError(
                 f"the weights of {self.model!r} hold NaN or infinity, first in {name!r}.", field="model"
             )
@@ -115,11 +119,8 @@ class GGUFWeights(WeightFiles):
     shapes: Mapping[str, tuple[int, ...]]  # of the parameters
 
     @classmethod
-    def of_file(cls, module: Any, whole: Any, file: Path, model: str) -> "GGUFWeights":
-        """Find every parameter of a module in a file; ``whole`` is the module with its head, as its loader has it.
-
-        Parameters that the loader makes of several tensors are refused.
-        """
+    def of_file(cls, module: Any, file: Path, model: str) -> "GGUFWeights":
+        """Find every parameter of a module in a file; those that the loader makes of several tensors are refused."""
         from gguf import GGUFReader
         from transformers.modeling_gguf_pytorch_utils import (
             TENSOR_PROCESSORS,
@@ -134,7 +135,7 @@ class GGUFWeights(WeightFiles):
         processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config)
         tensors = {tensor.name: tensor for tensor in reader.tensors}
         stored: dict[str, list[str]] = {}
-        for key, name in get_gguf_hf_weights_map(whole, processor).items():
+        for key, name in get_gguf_hf_weights_map(module, processor).items():
             stored.setdefault(name, []).append(key)
         places, shapes = {}, {}
         for name, parameter, alike in _named_alike(module, stored):
@@ -172,12 +173,14 @@ class GGUFWeights(WeightFiles):
 def _named_alike(module: Any, stored: Mapping[str, Any]) -> Iterator[tuple[str, nn.Parameter, list[str]]]:
     """Yield every parameter of a module with the names under which it is stored.
 
-    These are its own or that behind the prefix of its family; what is tied is stored under one of its names.
+    These are its own or that behind the prefix of its family; what is tied is stored under one of its names, and the
+    head of some families under its former one.
     """
     prefix = f"{getattr(module, 'base_model_prefix', '')}."
     names: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
+        renamed = [FORMER_HEAD + name.removeprefix(HEAD)] if name.startswith(HEAD) else []
+        names.setdefault(id(parameter), []).extend([name, *renamed])
     for name, parameter in module.named_parameters(remove_duplicate=False):
         yield (
             name,
@@ -186,7 +189,7 @@ def _named_alike(module: Any, stored: Mapping[str, Any]) -> Iterator[tuple[str, 
         )
 
 
-def _header(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+def header(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
     """Return the shape and the kind of numbers of every tensor in a file."""
     from safetensors import safe_open
 

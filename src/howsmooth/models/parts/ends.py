@@ -61,6 +61,12 @@ def has_untied_head(config: Any) -> bool:
     return config.model_type in LANGUAGE_FAMILIES and kind.endswith(LANGUAGE_MODELS) and not _tied(config)
 
 
+def has_tied_head(base: nn.Module) -> bool:
+    """Return whether the scores of words are those of a head that is tied to the embeddings of a model."""
+    config: Any = getattr(base, "config", None)
+    return getattr(config, "model_type", None) in LANGUAGE_FAMILIES and _tied(config)
+
+
 def language_head(module: nn.Module, base: Any) -> LanguageHead | str:
     """Read the language head of a model, or return why it has none; ``base`` is the model without its head."""
     config = getattr(base, "config", None)

@@ -116,6 +116,11 @@ class BudgetAsk(AtText, frozen=True, kw_only=True, tag="budget"):
         return super().cost * self.passes * PASS_COST
 
     @property
+    def alone(self) -> bool:
+        """Errors are put into the weights of the model while it runs, which no other thread may read then."""
+        return True
+
+    @property
     def batch(self) -> Hashable:
         """All schemes at a window have the same passes."""
         return self.model, self.window, self.passes, self.solver.seed
@@ -184,11 +189,9 @@ def planned_budget(budgeting: Budgeting, resources: "Resources") -> "PlannedAsks
     from howsmooth.budgets.subject import output_kind
     from howsmooth.studies.plans.at_text import model_and_text
 
-    # backward passes need all weights at once: only who asks for blocks one by one is told so
-    asked = replace(budgeting, where=replace(budgeting.where, streamed=bool(budgeting.where.streamed)))
-    base = model_and_text(asked, budgeting.windows, resources)
+    base = model_and_text(budgeting, budgeting.windows, resources)
     if output_kind(base.transformer) != "words":  # encoders know inputs that begin and end with special tokens
-        base = model_and_text(asked, replace(budgeting.windows, special_tokens=True), resources)
+        base = model_and_text(budgeting, replace(budgeting.windows, special_tokens=True), resources)
     schemes, solver = budgeting.schemes, Solver(seed=budgeting.seed)
     shared: dict[str, Any] = {"passes": budgeting.passes, "solver": solver}
     asks: list[Any] = [ask for label in schemes for ask in base.each(BudgetAsk, [0], "model", scheme=label, **shared)]
