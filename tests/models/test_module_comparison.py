@@ -183,3 +183,22 @@ def test_half_precision_is_compared_in_the_numbers_that_it_is_measured_in(rng):
     assert all(layer.attention is not None for layer in model.layers)
     module.encoder.layer[0].attention.self.value.register_forward_hook(triple)
     assert hs.load(module).layers[0].attention is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("turn", [1.0, 1 + 1e-4])
+def test_angles_that_a_module_rounds_at_far_positions_are_no_change_and_other_frequencies_are(turn):
+    config = transformers.LlamaConfig(**(SMALL | {"max_position_embeddings": 4096}))
+    module, generator = transformers.LlamaModel(config), torch.Generator().manual_seed(0)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, generator=generator)  # sharp attention, which notices small angles
+    model = hs.load(module.eval())
+    tokens = torch.randint(SMALL["vocab_size"], (1, 2048), generator=generator)
+    module.rotary_emb.inv_freq *= turn
+    if turn == 1:
+        f, X = model.activations(tokens).at(0)
+        assert X.shape[-2] == 2048
+        assert isinstance(f, hs.Attention)
+    else:
+        with pytest.raises(hs.errors.UnsupportedModelError, match="does not put out what its weights say"):
+            model.activations(tokens).at(0)

@@ -43,20 +43,28 @@ Outputs = dict[tuple[str, int], Tensor]
 
 
 def rounding(
-    f: Callable[[Tensor], Tensor], X: Float[Tensor, "*batch n d"], Y: Float[Tensor, "*batch m out"]
+    f: Callable[[Tensor], Tensor],
+    X: Float[Tensor, "*batch n d"],
+    Y: Float[Tensor, "*batch m out"],
+    *,
+    rotary: bool = False,
 ) -> tuple[Float[Tensor, "*batch m"], Float[Tensor, "*batch m"]]:
     r"""Return the difference between a map and the output of a module, token by token, and what rounding allows.
 
     A module and a map that agree up to rounding differ as if their input had been rounded once more, and their output
     too: :math:`|f(x)-y|\le 64\,(|f(x\circ(1\pm u))-f(x)|+u|y|)`, with signs at random. The unit u is that of float32 or
-    of a coarser output, since modules compute angles, norms and softmax in float32 whatever their weights are.
+    of a coarser output, since modules compute angles, norms and softmax in float32 whatever their weights are. The
+    angle of a rotary embedding grows with the position, and so does its rounding error: by n/2 units for the last of n
+    tokens, which turns queries and keys by as much as if they had been rounded so many times. Twice that is allowed,
+    for what signs at random miss.
     """
     unit = max(torch.finfo(torch.float32).eps, torch.finfo(Y.dtype).eps)
     signs = torch.randint(2, X.shape, generator=torch.Generator().manual_seed(0)).to(X) * 2 - 1
     ours = f(X)
     Y = Y.to(ours)
     moved = (f(X * (1 + unit * signs)) - ours).norm(dim=-1)
-    return (ours - Y).norm(dim=-1), UNITS * (moved + unit * Y.norm(dim=-1))
+    turned = X.shape[-2] if rotary else 0
+    return (ours - Y).norm(dim=-1), UNITS * (moved + unit * Y.norm(dim=-1)) + turned * moved
 
 
 @torch.no_grad()
@@ -110,11 +118,12 @@ class _Part(NamedTuple):
     f: Callable[[Tensor], Tensor]
     X: Tensor
     Y: Tensor
+    rotary: bool = False  # whether it turns queries and keys by angles that grow with the position
 
     def difference(self, padding: Tensor | None) -> str:
         """Return a sentence if the map differs from the output by more than rounding."""
         try:
-            difference, allowed = rounding(self.f, self.X, self.Y)
+            difference, allowed = rounding(self.f, self.X, self.Y, rotary=self.rotary)
         except HowsmoothError:
             return ""  # the map refuses such an input, and raises the same error when it is measured
         counts = self.Y.isfinite().all(-1)  # if the module returns NaN there is nothing to compare
@@ -147,12 +156,16 @@ def _layers(transformer: "Transformer", padding: Tensor | None, calls: Calls, ou
 
 def _attention_part(layer: "AttentionLayer", module: nn.Module, padding: Tensor | None, X: Tensor, Y: Tensor) -> _Part:
     name = f"the attention of layer {layer.index} ({layer.output_path!r})"
-    return _Part(layer.index, name, module, layer.padded(padding), X, Y)
+    return _Part(layer.index, name, module, layer.padded(padding), X, Y, _is_rotary(layer))
 
 
 def _block_part(layer: "AttentionLayer", module: nn.Module, padding: Tensor | None, X: Tensor, Y: Tensor) -> _Part:
     name = f"layer {layer.index} ({layer.block_path!r})"
-    return _Part(layer.index, name, module, block(layer, layer.padded(padding)), X, Y)
+    return _Part(layer.index, name, module, block(layer, layer.padded(padding)), X, Y, _is_rotary(layer))
+
+
+def _is_rotary(layer: "AttentionLayer") -> bool:
+    return layer.attention is not None and layer.attention.positions.rotary is not None
 
 
 @torch.no_grad()
