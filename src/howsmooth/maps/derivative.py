@@ -21,7 +21,7 @@ from howsmooth.maps.weighting import SoftmaxWeights, Tile, Weights, Workspace, r
 
 # Products go past queries and keys where a token meets at most this share of their coordinates in scores, and where the
 # vectors that this takes, other ones for each sequence, stay in the caches.
-DIRECT_SHARE, DIRECT_BYTES = 0.75, 2**24
+DIRECT_SHARE, DIRECT_BYTES = 0.75, 2**23
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
