@@ -104,14 +104,27 @@ class AttentionOnBox:
     """
 
     def __init__(self, step: Any, model: "BoxModel") -> None:
-        c, symbols = model.centres[-1], model.symbols
+        c = model.centres[-1]
         self.at = at = AttentionAt.of(step, ball(c))
-        self.symbols, (n, d) = symbols, c.shape
+        self.symbols, n = model.symbols, len(c)
         self.o, self.P = at.P @ at.v, at.P.upper * at.seen
         linear = ball(model.slopes[-1])
         self.value, self.slope, moved = at.value(), at.jvp(linear), at.moved(linear)
+        q, k, v = self._projections(moved, model)
+        products = self._scores(q, k, moved, model)
+        beta = raised(self.beta1 + self.beta2, 2)
 
-        # queries, keys and values: heads before tokens
+        # |e^b/Z - 1 - b| and, up to a constant, |e^b/Z - 1 - b - ½b²|
+        e2, e3 = (ball(beta).map(f).upper for f in (lambda x: x.expm1() - x, lambda x: x.expm1() - x - x * x / 2))
+        excess = raised((self.P * e2).sum(-1, keepdims=True), n)  # Z - 1
+        self.second = np.maximum(e2, ball(excess).map(lambda x: (1 + x).log()).upper)
+        self.third = np.maximum(e3, raised(excess / (1 + excess) * (beta + e2), 8))
+        self.by_score = raised(products + beta**2 / 2 + self.third, 8)
+        self.by_value = raised((self.P * (beta + self.second)) @ v, n + 8)
+
+    def _projections(self, moved: Any, model: "BoxModel") -> tuple[Array, Array, Array]:
+        """Bound changes of queries, keys and values, heads before tokens: linear parts, what is beyond, and both."""
+        at, symbols, (n, d) = self.at, self.symbols, model.centres[-1].shape
         rows = [p.moved(-1, 1).reshape(-1, d) for p in at.projections]
         every = concatenated(rows, 0)
         functionals = at_tokens(BallArray(*(np.broadcast_to(x, (n, *x.shape)) for x in (every.mid, every.rad))))
@@ -127,9 +140,13 @@ class AttentionOnBox:
             for rest in [y.reshape(n, heads, -1).transpose(1, 0, 2)]
         )
         q, k, v = (raised(x + y, 2) for x, y in ((q1, q2), (k1, k2), (v1, v2)))
-        self.range_q, self.v2 = q1, v2
+        self.range_q, self.range_q2, self.range_k2, self.v2 = q1, q2, k2, v2
+        return q, k, v
 
-        # scores
+    def _scores(self, q: Array, k: Array, moved: Any, model: "BoxModel") -> Array:
+        """Bound changes of centred scores, linear parts and what is beyond; return bounds on queries times keys."""
+        at, symbols, (n, d) = self.at, self.symbols, model.centres[-1].shape
+        q1, q2, k2 = self.range_q, self.range_q2, self.range_k2
         products, mixed = q @ np.swapaxes(k, -1, -2), q1 @ np.swapaxes(k2, -1, -2) + q2 @ np.swapaxes(k, -1, -2)
         products, self.mixed = (raised(x, 2 * q.shape[-1]) for x in (products, mixed))
         b = at.score_change(*moved[:2]) * at.seen
@@ -148,15 +165,7 @@ class AttentionOnBox:
             beyond = np.minimum(beyond, forms + at.centred_sizes(self.mixed))
         self.b1 = ball(b.mid)
         self.beta1, self.beta2 = symbols.ranges(self.b1), raised(beyond + symbols.sums(b.rad), 2) * at.seen
-        beta = raised(self.beta1 + self.beta2, 2)
-
-        # |e^b/Z - 1 - b| and, up to a constant, |e^b/Z - 1 - b - ½b²|
-        e2, e3 = (ball(beta).map(f).upper for f in (lambda x: x.expm1() - x, lambda x: x.expm1() - x - x * x / 2))
-        excess = raised((self.P * e2).sum(-1, keepdims=True), n)  # Z - 1
-        self.second = np.maximum(e2, ball(excess).map(lambda x: (1 + x).log()).upper)
-        self.third = np.maximum(e3, raised(excess / (1 + excess) * (beta + e2), 8))
-        self.by_score = raised(products + beta**2 / 2 + self.third, 8)
-        self.by_value = raised((self.P * (beta + self.second)) @ v, n + 8)
+        return products
 
     def pull(self, functionals: BallArray) -> tuple[BallArray, Pair]:
         r"""Return functionals of what enters, and those of scores, :math:`\kappa`, and of heads, :math:`\lambda`."""

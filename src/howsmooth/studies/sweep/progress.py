@@ -88,7 +88,8 @@ def _on_a_terminal(console: Console) -> Iterator[Progress]:
 
         def show(tally: Tally) -> None:
             clock.note(tally)
-            text = f"{tally.done} done{tally.failures}, {tally.left} left, {clock.rate:.3g}/s · {tally.last}"
+            pace = f", {clock.rate:.3g}/s · {tally.last}" if tally.last else ""
+            text = f"{tally.done} done{tally.failures}, {tally.left} left{pace}"
             bar.update(work, completed=tally.share, description=text)
 
         yield show
