@@ -1,5 +1,6 @@
 import dataclasses
 import functools
+import math
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.testing import assert_close
 
 import howsmooth as hs
 from howsmooth.maps import attention_weights as pattern
+from howsmooth.maps.derivative import DIRECT_SHARE, AttentionJacobian
 from howsmooth.maps.heads_derivative import HeadsJacobian
 
 
@@ -197,6 +199,23 @@ def test_compression_keeps_every_singular_value(rng):
     assert_close(J.jvp(embed(E)).norm(), small.jvp(E).norm())
 
 
+def test_one_head_at_a_short_sequence_is_compressed_and_measured_past_queries_and_keys(rng):
+    gauss = functools.partial(gaussian, rng)
+    f = hs.Attention(query=gauss(1, 16, 40), key=gauss(1, 16, 40), value=gauss(1, 3, 40), output=gauss(1, 20, 3))
+    X = gaussian(rng, 4, 40)
+    J = f.jacobian(X)
+    small, embed = J.compress()
+    assert small.direct
+    assert small.domain == (4, 35)
+    E = gaussian(rng, 4, 35)
+    assert_close(J.jvp(embed(E)).norm(), small.jvp(E).norm())
+    eye = torch.eye(140, dtype=torch.float64).reshape(140, 4, 35)
+    dense = torch.stack([small.jvp(e).flatten() for e in eye], dim=1)
+    assert_close(torch.linalg.svdvals(dense)[:12], torch.linalg.svdvals(dense_jacobian(f, X))[:12])
+    G = gaussian(rng, *small.codomain)
+    assert_close((G * small.jvp(E)).sum(), (small.vjp(G) * E).sum())
+
+
 def test_wide_layers_are_not_compressed(rng):
     f = hs.Attention.random(heads=2, d=8, seed=rng)
     J = f.jacobian(torch.randn(5, 8, generator=rng))
@@ -204,6 +223,58 @@ def test_wide_layers_are_not_compressed(rng):
     E = torch.randn(5, 8, generator=rng)
     assert same is J
     assert embed(E) is E
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_products_past_queries_and_keys_match_the_dense_jacobian(case, rng):
+    J, dense, E, G = products_and_dense(case, rng)
+    if not (isinstance(J, AttentionJacobian) and J.may_be_direct):
+        # scores are not linear in the tokens, other projections for each, or no attention by scores at all
+        core = J.compress()[0] if hasattr(J, "compress") else J
+        assert not getattr(core, "direct", False)
+        return
+    direct = dataclasses.replace(J, direct=True)
+    assert_close(direct.jvp(E).flatten(), dense @ E.flatten())
+    assert_close(direct.vjp(G).flatten(), dense.mT @ G.flatten())
+    with torch.enable_grad():
+        for product, along, matrix in ((direct.jvp, E, dense), (direct.vjp, G, dense.mT)):
+            along.requires_grad_()
+            (gradient,) = torch.autograd.grad(product(along).square().sum(), along)
+            assert_close(gradient.flatten(), 2 * matrix.mT @ (matrix @ along.detach().flatten()))
+    if math.prod(J.batch) > 1:
+        some = torch.arange(math.prod(J.batch))[1:]
+        rest = direct.take(some)
+        assert_close(
+            rest.jvp(E.detach().reshape(-1, *J.domain)[some]), direct.jvp(E.detach()).reshape(-1, *J.codomain)[some]
+        )
+
+
+def test_most_single_maps_by_scores_have_products_past_queries_and_keys():
+    jacobians = [f.jacobian(X) for f, X in (case.build(first()) for case in SINGLE) if isinstance(f, hs.Attention)]
+    direct = [J for J in jacobians if isinstance(J, AttentionJacobian) and J.may_be_direct]
+    assert len(direct) >= 8
+    batched = [f.jacobian(X) for f, X in (case.build(first()) for case in BATCHED) if isinstance(f, hs.Attention)]
+    assert any(J.may_be_direct for J in batched if isinstance(J, AttentionJacobian))
+    assert any(J.projections.layout.shared > 1 for J in direct)
+
+
+@pytest.mark.parametrize("groups", [4, 2])
+def test_short_sequences_are_measured_past_queries_and_keys_and_long_ones_are_not(groups, rng):
+    f = layer(functools.partial(gaussian, rng), heads=4, groups=groups, k=16)
+    most = int(DIRECT_SHARE * (4 + groups) * 16 / 8)
+    for n, short in ((1, True), (most, True), (most + 1, False)):
+        X = gaussian(rng, n, 6)
+        J = f.jacobian(X)
+        core, embed = J.compress()
+        assert core.direct is short
+        assert embed(X) is X
+        assert core.compress()[0].direct is short
+        exact = torch.linalg.svdvals(dense_jacobian(f, X))[0]
+        found = hs.local_lipschitz(f, X, seed=0)
+        assert found.lower <= exact * (1 + 1e-9)
+        assert found.upper >= exact * (1 - 1e-9)
+        assert_close(J.jvp(found.direction).norm(), found.lower)
+        assert_close(found.response, J.jvp(found.direction) / found.lower)
 
 
 def test_equal_tokens_give_uniform_weights_times_the_value_matrix(rng):

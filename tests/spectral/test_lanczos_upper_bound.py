@@ -237,6 +237,18 @@ def test_few_operators_are_compared_as_many_are(count, size):
         assert (exceeds(points, alphas, betas, threshold) == wanted).all()
 
 
+@pytest.mark.parametrize("size", [1e-200, 1.0, 1e200])
+@pytest.mark.parametrize("delta", [0.9, 1e-3, 1e-8])
+def test_few_operators_are_bounded_as_many_are(delta, size):
+    many = [bidiagonal(seed, 9) for seed in range(FEW + 1)]
+    alphas, betas, ritz = (np.stack([size * x[i] for x in many]) for i in range(3))
+    wanted = upper_bound(ritz, alphas, betas, delta)
+    for count in (1, FEW):
+        found = upper_bound(ritz[:count], alphas[:count], betas[:count], delta)
+        # both are above the root by at most this share of its distance
+        assert (np.abs(found - wanted[:count]) <= 1e-4 * (wanted - ritz)[:count] + 1e-15 * ritz[:count]).all()
+
+
 def test_a_coupling_of_zero_among_few_operators_is_no_error():
     with np.errstate(divide="ignore"):
         assert exceeds(np.array([2.0]), np.ones((1, 2)), np.array([[0.5, 0.0]]), 1e300).all()

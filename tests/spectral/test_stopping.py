@@ -32,6 +32,31 @@ def test_stopping_on_the_residual_takes_fewer_products_and_still_reports_an_uppe
     assert sum(few < many for few, many in products) >= 6  # a lucky start closes its bracket at once
 
 
+@pytest.mark.parametrize("name", SPECTRA)
+def test_testing_now_and_then_takes_hardly_more_steps_than_testing_after_every_one(rng, name, monkeypatch):
+    matrix, exact = hs.maps.Dense(with_spectrum(rng, SPECTRA[name].double(), 60, 60)), float(SPECTRA[name].max())
+    seldom = [hs.spectral_norm(matrix, seed=seed) for seed in range(4)]
+    monkeypatch.setattr("howsmooth.spectral.stopping.LARGEST_GROWTH", math.inf)
+    always = [hs.spectral_norm(matrix, seed=seed) for seed in range(4)]
+    for few, many in zip(seldom, always, strict=True):
+        assert many.steps <= few.steps <= many.steps + 1
+        assert few.lower <= exact * (1 + 1e-12)
+        assert few.upper >= exact * (1 - 1e-12)
+        assert few.upper <= few.lower * 1.001
+        if few.steps == many.steps:
+            assert (few.lower, few.upper) == (many.lower, many.upper)
+
+
+def test_a_batch_is_tested_when_its_first_operator_may_be_done(monkeypatch):
+    entries = torch.stack([SPECTRA[name].double() for name in ("outlier", "nearly flat", "harmonic", "geometric")])
+    operator = hs.maps.Dense(torch.diag_embed(entries))
+    seldom = hs.spectral_norm(operator, seed=0)
+    monkeypatch.setattr("howsmooth.spectral.stopping.LARGEST_GROWTH", math.inf)
+    always = hs.spectral_norm(operator, seed=0)
+    assert all(0 <= few - many <= 1 for few, many in zip(seldom.step_counts, always.step_counts, strict=True))
+    assert bool((seldom.upper >= entries.amax(-1) * (1 - 1e-12)).all())
+
+
 def test_the_residual_is_the_distance_to_a_singular_pair(rng):
     matrix = with_spectrum(rng, SPECTRA["harmonic"].double(), 60, 60)
     estimate = hs.spectral_norm(hs.maps.Dense(matrix), seed=rng)

@@ -1,9 +1,11 @@
 """The closed-form Jacobian of attention by scores, tile by tile and row by row: products with J and Jᵀ, no autograd."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,11 +13,15 @@ from torch import Tensor
 
 from howsmooth.linear_operators import take
 from howsmooth.maps.attention_weights import AttentionPattern
-from howsmooth.maps.heads_derivative import HeadsJacobian
+from howsmooth.maps.heads_derivative import HeadsJacobian, project_heads
 from howsmooth.maps.norms import JointNormJacobian, NormJacobian
 from howsmooth.maps.positions import Distances
-from howsmooth.maps.projections import TransformJacobian
+from howsmooth.maps.projections import IDENTITY_TRANSFORMS, TransformJacobian
 from howsmooth.maps.weighting import SoftmaxWeights, Tile, Weights, Workspace, rows_of, unstack
+
+# Products go past queries and keys where a token meets at most this share of their coordinates in scores, and where the
+# vectors that this takes, other ones for each sequence, stay in the caches.
+DIRECT_SHARE, DIRECT_BYTES = 0.75, 2**23
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,6 +42,7 @@ class AttentionJacobian(HeadsJacobian):
     pattern: AttentionPattern  # the attention weights, kept or rebuilt
     scaled_k: Float[Tensor, "stack n k"]  # keys times the scale of the scores (the pattern's queries are scaled)
     distances: Distances | None = None  # keys and queries of distances, times the scale of the scores
+    direct: bool = False  # whether products go from tokens to scores past queries and keys, see compress
 
     @property
     def means(self) -> Float[Tensor, "stack shared n v"]:
@@ -89,18 +96,112 @@ class AttentionJacobian(HeadsJacobian):
         """Bound the rounding error of products with queries alone, relative to the projections."""
         return 4 * torch.finfo(self.dtype).eps * _longest(self.pattern.v) * _longest(self.scaled_k)
 
+    @property
+    def _one_tile(self) -> "OneTile | None":
+        """The factors of products where all weights are one tile; none where they are several, or not kept."""
+        # views that were made without recording would hide their factors from autograd
+        return self._factors() if self._recorded else self._kept_factors
+
+    @functools.cached_property
+    def _recorded(self) -> bool:
+        """Whether autograd records what products are made of."""
+        pattern = self.pattern
+        kept = [weights.P for weights, _slope in pattern.kept or ()]
+        return any(x.requires_grad for x in (pattern.q, pattern.v, self.scaled_k, self.projections.weight, *kept))
+
+    @functools.cached_property
+    def _kept_factors(self) -> "OneTile | None":
+        return self._factors()
+
+    def _factors(self) -> "OneTile | None":
+        pattern = self.pattern
+        if (weights := pattern.whole) is None or self.distances is not None:
+            return None
+        q, k, v = pattern.q.flatten(1, 2), self.scaled_k, pattern.v
+        return OneTile(weights=weights, q=q, k=k, v=v, k_rows=k.mT, v_rows=v.mT, P_columns=weights.P.mT)
+
     def push_means(self, dq: Tensor, dk: Tensor, dv: Tensor) -> Float[Tensor, "stack shared n v"]:
         """Push perturbations of queries, keys and values to the means."""
         pattern = self.pattern
+        if (one := self._one_tile) is not None:
+            # short sequences are bound by the number of operations: here nothing is cut, stitched or copied
+            dk, dv = dk.reshape(one.k.shape), dv.reshape(one.v.shape)
+            dS = torch.bmm(dq.reshape(one.q.shape), one.k_rows).baddbmm_(one.q, dk.mT)
+            return torch.bmm(one.weights.jvp(dS), one.v).baddbmm_(one.weights.P, dv).view(pattern.o.shape)
         dq, dk, dv = dq.reshape(pattern.q.shape), dk.reshape(pattern.k.shape), dv.reshape(pattern.v.shape).contiguous()
-        if (whole := pattern.whole) is not None and self.distances is None:
-            # short sequences are bound by the number of operations: here nothing is cut and stitched
-            dS = torch.bmm(dq.flatten(1, 2), self.scaled_k.mT).baddbmm_(pattern.q.flatten(1, 2), dk.mT)
-            return torch.bmm(whole.jvp(dS), pattern.v).baddbmm_(whole.P, dv).view(pattern.o.shape)
         moved = []
         for tile, weights, dS in self._push_scores(dq, dk):
             moved.append(self._push_tile(tile, weights, dS, dv))
         return stitch(moved)
+
+    def compress(self) -> tuple["AttentionJacobian", Callable[[Tensor], Tensor]]:
+        r"""Return an operator with the same singular values and cheaper products, and the isometry back to tokens.
+
+        Where tokens meet fewer scores than queries and keys have coordinates, they are pushed to scores past these:
+        :math:`dS^h_{ij} = \langle e_i, Q^{h\top}k^h_j\rangle + \langle e_j, K^{h\top}q^h_i\rangle`, where the vectors
+        on the right are computed once, for about the cost of a product.
+        """
+        small, embed = super().compress()
+        layout, (n, d) = self.projections.layout, small.domain
+        scores = 2 * layout.heads * n
+        few = scores <= DIRECT_SHARE * (layout.heads + layout.groups) * layout.k
+        few = few and scores * d * math.prod(self.batch) * self.scaled_k.element_size() <= DIRECT_BYTES
+        return (dataclasses.replace(small, direct=True) if few and small.may_be_direct else small), embed
+
+    @property
+    def may_be_direct(self) -> bool:
+        """Whether scores are linear in the tokens on either side, by the same projections in the whole batch.
+
+        Where autograd records queries and keys, vectors that are made of them once would hide them from it.
+        """
+        projections = self.projections
+        linear = projections.query_norm is None and projections.key_norm is None and projections.rotation is None
+        linear = linear and projections.transforms == IDENTITY_TRANSFORMS and not self.lead
+        return linear and projections.weight.ndim == 2 and not self._recorded and self._one_tile is not None
+
+    @functools.cached_property
+    def _to_scores(self) -> tuple[Float[Tensor, "count p d"], Float[Tensor, "gv d"]]:
+        """The vectors that tokens are multiplied by, for their rows of scores and for their columns; and for values."""
+        (heads, groups, k, v), (n, d), count = self.projections.layout, self.domain, math.prod(self.batch)
+        query, key, value = self.projections.weight.split([heads * k, groups * k, groups * v])
+        shared = heads // groups
+        rows = torch.einsum(
+            "bgnk, gskd -> bgsnd", self.scaled_k.reshape(count, groups, n, k), query.view(groups, shared, k, d)
+        )
+        columns = torch.einsum(
+            "bgsnk, gkd -> bgsnd", self.pattern.q.reshape(count, groups, shared, n, k), key.view(groups, k, d)
+        )
+        return torch.cat([x.reshape(count, heads * n, d) for x in (rows, columns)], dim=1), value
+
+    def _scores_in(self, Y: Float[Tensor, "count n p"]) -> tuple[Tensor, Tensor]:
+        """Return what tokens add to the scores in their rows, and to those in their columns, as views by head."""
+        (count, n, p), heads = Y.shape, self.projections.layout.heads
+        shape, size = (count, heads, n, n), n * p
+        return Y.as_strided(shape, (size, n, p, 1), 0), Y.as_strided(shape, (size, n, 1, p), heads * n)
+
+    def _push(self, E: Tensor) -> Tensor:
+        if not self.direct or (one := self._one_tile) is None:
+            return super()._push(E)
+        (groups, v), (to_scores, value) = self.projections.layout[1::2], self._to_scores
+        tokens = E.reshape(-1, *self.domain)
+        rows, columns = self._scores_in(tokens @ to_scores.mT)
+        dP = one.weights.jvp((rows + columns).contiguous().view(one.weights.P.shape))
+        dv = (tokens @ value.mT).unflatten(-1, (groups, v)).transpose(-2, -3).reshape(one.v.shape)
+        return project_heads(
+            torch.bmm(dP, one.v).baddbmm_(one.weights.P, dv).view(self.means.shape), self.output, self.batch
+        )
+
+    def _pull(self, G: Tensor) -> Tensor:
+        if not self.direct or (one := self._one_tile) is None:
+            return super()._pull(G)
+        (groups, v), (to_scores, value), n = self.projections.layout[1::2], self._to_scores, self.domain[0]
+        g = self.by_head(G).flatten(1, 2)
+        Y = g.new_empty(len(to_scores), n, to_scores.shape[1])
+        dS = one.weights.vjp(torch.bmm(g, one.v_rows)).view(len(Y), -1, n, n)
+        for place in range(2):  # autograd takes no view that is older than what was written last
+            self._scores_in(Y)[place].copy_(dS)
+        dv = torch.bmm(one.P_columns, g).view(-1, groups, n, v).transpose(1, 2).flatten(-2)
+        return torch.baddbmm(dv @ value, Y, to_scores).view(*self.batch, *self.domain)
 
     def push_terms(self, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor, Tensor]:
         """Return :meth:`push_means`, and the sums of its absolute terms: scores are pushed once for both."""
@@ -135,11 +236,11 @@ class AttentionJacobian(HeadsJacobian):
     def pull_means(self, g: Float[Tensor, "stack shared n v"]) -> tuple[Tensor, Tensor, Tensor]:
         """Pull a cotangent of the means back to queries, keys and values."""
         pattern = self.pattern
-        if (whole := pattern.whole) is not None and self.distances is None:
+        if (one := self._one_tile) is not None:
             # the transpose of the short path above: dP = g vᵀ, then dq = dS k, dk = dSᵀ q, dv = Pᵀ g
             g = g.flatten(1, 2)
-            dS = whole.vjp(torch.bmm(g, pattern.v.mT))
-            return torch.bmm(dS, self.scaled_k), torch.bmm(dS.mT, pattern.q.flatten(1, 2)), torch.bmm(whole.P.mT, g)
+            dS = one.weights.vjp(torch.bmm(g, one.v_rows))
+            return torch.bmm(dS, one.k), torch.bmm(dS.mT, one.q), torch.bmm(one.P_columns, g)
         workspace, moved = Workspace(g, pattern.v), []
         dk, dv = ColumnSums(pattern.k), ColumnSums(pattern.v)
         for tile, weights, slope in pattern.parts():
@@ -197,6 +298,18 @@ class AttentionJacobian(HeadsJacobian):
             distances=None if self.distances is None else self.distances.take(self.batch, index),
             batch=(len(index),),
         )
+
+
+class OneTile(NamedTuple):
+    """The factors of products where all weights are one tile, in the shapes that matrix products take."""
+
+    weights: Weights
+    q: Float[Tensor, "stack rows k"]  # the heads of a group one below the other
+    k: Float[Tensor, "stack n k"]
+    v: Float[Tensor, "stack n v"]
+    k_rows: Float[Tensor, "stack k n"]
+    v_rows: Float[Tensor, "stack v n"]
+    P_columns: Float[Tensor, "stack n rows"]
 
 
 def attention_entropy(J: AttentionJacobian, real: Bool[Tensor, "*batch n"] | None = None) -> Float[Tensor, "*batch"]:

@@ -95,20 +95,22 @@ class HeadsJacobian(Operator, ABC):
         large bias.
         """
         moves, v = self.projections.jvp(E), self.projections.layout.v
-        means, terms = (project_heads(x, None, self.batch) for x in self.push_terms(*moves))
-        within = _ratio(_length(terms), _length(means))
+        n = self.domain[0]
+        # the means of every head, as every operator of the batch has them
+        means, terms = (x.reshape(*self.batch, -1, n, v) for x in self.push_terms(*moves))
+        within = _ratio(terms.flatten(-3).norm(dim=-1), means.flatten(-3).norm(dim=-1))
         between = torch.ones_like(within)
         if self.output is not None:
-            by_head = zip(means.split(v, -1), self.output.split(v, -1), strict=True)
-            products = torch.stack([o @ W.mT for o, W in by_head])
-            between = _ratio(_length(products).sum(0), _length(products.sum(0)))
+            products = torch.einsum("...hnv, ...ohv -> ...hno", means, self.output.unflatten(-1, (-1, v)))
+            between = _ratio(_length(products).sum(-1), _length(products.sum(-3)))
         return float(between.max()), float((between * within).max())
 
     def by_head(self, G: Float[Tensor, "*batch n out"]) -> Float[Tensor, "stack shared n v"]:
         """Pull a cotangent of the output back to the means of every head."""
         layout = self.projections.layout
         g = G if self.output is None else G @ self.output
-        return g.unflatten(-1, (layout.heads, layout.v)).transpose(-2, -3).contiguous().view(self.means.shape)
+        by_head = g.reshape(*g.shape[:-1], layout.heads, layout.v).transpose(-2, -3)
+        return by_head.contiguous().view(self.means.shape)
 
     def guess(self) -> Float[Tensor, "*batch n d"]:
         r"""Return an approximate top right singular vector, at the cost of one product.

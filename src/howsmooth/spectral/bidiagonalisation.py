@@ -12,6 +12,8 @@ from howsmooth.linear_operators import LinearOperator
 from howsmooth.spectral.operators import Separable, dimension, gaussian, norms, summed
 
 Array = np.ndarray
+# A Krylov space nearly ends where what leads out of it is this share of the largest entry of its matrix.
+INVARIANT_SHARE = 0.1
 
 
 class Bidiagonalisation:
@@ -22,8 +24,7 @@ class Bidiagonalisation:
     orthogonal direction with a coupling of that size, which is such a perturbation too.
 
     Attributes:
-        alphas: The diagonal of B, ``(batch, k)``.
-        betas: What stands beside it, ``(batch, k)``.
+        steps: How many steps were taken.
         zero: Which operators of the batch are zero.
     """
 
@@ -38,8 +39,8 @@ class Bidiagonalisation:
         self.op = op
         self.floor: Array = np.broadcast_to(np.asarray(floor, dtype=float), (start.shape[0],))
         self.generator = generator
-        self.alphas: Array = np.empty((start.shape[0], 0))
-        self.betas: Array = np.empty((start.shape[0], 0))
+        self.steps = 0
+        self._entries: Array = np.empty((2, start.shape[0], 32))  # of the steps so far, and room for more
         self.zero: Array = np.zeros(start.shape[0], dtype=bool)
         self._scale: Array = np.zeros(start.shape[0])
         self._right = _Basis(start, dimension(op.domain))
@@ -47,9 +48,24 @@ class Bidiagonalisation:
         self._left = _Basis(left, dimension(op.codomain))
 
     @property
-    def steps(self) -> int:
-        """How many steps were taken."""
-        return self.alphas.shape[1]
+    def alphas(self) -> Array:
+        """The diagonal of B, ``(batch, k)``."""
+        return self._entries[0, :, : self.steps]
+
+    @property
+    def betas(self) -> Array:
+        """What stands beside the diagonal, ``(batch, k)``."""
+        return self._entries[1, :, : self.steps]
+
+    @property
+    def latest(self) -> Array:
+        """The entries of the last step, ``(2, batch)``."""
+        return self._entries[:, :, self.steps - 1]
+
+    @property
+    def nearly_invariant(self) -> bool:
+        """Whether some Krylov space nearly ended with the last step: all that is large in its operator may be found."""
+        return bool((self.latest[1] < INVARIANT_SHARE * self._scale).any())
 
     @property
     def complete(self) -> bool:
@@ -65,20 +81,21 @@ class Bidiagonalisation:
             self.zero = alpha <= self.floor
         pulled = op.vjp(self._left.last.reshape((*op.batch, *op.codomain))).reshape(size, -1)
         beta = self._extend(self._right, pulled, op.domain)
-        self.alphas = np.concatenate((self.alphas, alpha[:, None]), axis=1)
-        self.betas = np.concatenate((self.betas, beta[:, None]), axis=1)
+        if self.steps == self._entries.shape[2]:
+            self._entries = np.concatenate((self._entries, np.empty_like(self._entries)), axis=2)
+        self._entries[:, :, self.steps] = alpha, beta
+        self.steps += 1
 
     def _extend(self, basis: "_Basis", w: Tensor, shape: tuple[int, ...]) -> Array:
         """Orthogonalise ``w``, vectors of a shape, against the basis, append it, and return its norm."""
         w, norm = basis.complement(w)
         self._scale = np.maximum(self._scale, norm)
-        least = torch.finfo(w.dtype).eps * self._scale
         if basis.full:
             basis.append(torch.zeros_like(w), np.ones_like(norm))
             return np.zeros_like(norm)
         # Why not stop at a breakdown: the space is invariant, but a larger singular value may lie outside of it.
-        broken = (norm <= least) & (self._scale > 0)
-        if broken.any():
+        least = torch.finfo(w.dtype).eps * self._scale
+        if (norm <= least).any() and (broken := (norm <= least) & (self._scale > 0)).any():
             fresh, size = basis.complement(gaussian(w.reshape(-1, *shape), self.generator).reshape(w.shape))
             factor = torch.as_tensor(least / size, dtype=w.dtype, device=w.device)
             where = torch.as_tensor(broken, device=w.device)
@@ -91,14 +108,14 @@ class Bidiagonalisation:
         """Go on with some of the operators only; ``op`` must be able to ``take`` them."""
         index = torch.as_tensor(which, device=self.op.device)
         self.op = cast(Separable, self.op).take(index)
-        self.alphas, self.betas, self.zero = self.alphas[which], self.betas[which], self.zero[which]
+        self._entries, self.zero = self._entries[:, which], self.zero[which]
         self._scale, self.floor = self._scale[which], self.floor[which]
         self._right.keep(which)
         self._left.keep(which)
 
     def matrix(self) -> Array:
         r"""Return :math:`[B_k\;\;\beta_k e_k]`, ``(batch, k, k + 1)``."""
-        size, k = self.alphas.shape
+        size, k = len(self.zero), self.steps
         B = np.zeros((size, k, k + 1))
         rows = np.arange(k)
         B[:, rows, rows] = self.alphas
@@ -109,10 +126,14 @@ class Bidiagonalisation:
         """Return the largest Ritz value of each operator."""
         # Why eigenvalues of B Bᵀ and not singular values of B: they are found faster, and squaring costs the largest
         # value no digits. Why with the last β: [B β] is a larger part of J, so its norm is a sharper lower bound.
-        B = self.matrix()
-        size = np.maximum(np.abs(B).max(axis=(1, 2)), np.finfo(float).tiny)  # so that squares stay in range
-        B /= size[:, None, None]
-        return size * np.sqrt(np.maximum(np.linalg.eigvalsh(B @ B.transpose(0, 2, 1))[:, -1], 0.0))
+        alphas, betas, k = self.alphas, self.betas, self.steps
+        size = np.maximum(alphas.max(axis=1), betas.max(axis=1))
+        size = np.maximum(size, np.finfo(float).tiny)  # so that squares stay in range
+        alphas, betas = alphas / size[:, None], betas / size[:, None]
+        squared = np.zeros((len(size), k * k))
+        squared[:, :: k + 1] = alphas * alphas + betas * betas
+        squared[:, k :: k + 1] = betas[:, :-1] * alphas[:, 1:]  # below the diagonal; what is above is not read
+        return size * np.sqrt(np.maximum(np.linalg.eigvalsh(squared.reshape(-1, k, k))[:, -1], 0.0))
 
     def residual_below(self, rtol: float) -> Array:
         r"""Tell where :math:`|J^\top u - \theta v| = \beta_k|x_k|` is at most rtol :math:`\theta` (top triplet)."""
@@ -174,8 +195,10 @@ class _Basis:
             grown[:, : self._count] = self.vectors
             self._memory = grown
         normal = norm >= torch.finfo(w.dtype).tiny  # the inverse of a subnormal norm may overflow
-        inverse = torch.as_tensor(1 / np.where(normal, norm, 1.0), dtype=w.dtype, device=w.device)
-        torch.mul(w, inverse[:, None], out=self._memory[:, self._count])
+        inverse = 1 / (norm if normal.all() else np.where(normal, norm, 1.0))
+        # one number needs no tensor, whose making takes as long as the product on short sequences
+        factor = float(inverse[0]) if batch == 1 else torch.as_tensor(inverse[:, None], dtype=w.dtype, device=w.device)
+        torch.mul(w, factor, out=self._memory[:, self._count])
         self._count += 1
 
     def keep(self, which: Array) -> None:
@@ -191,14 +214,15 @@ class _Basis:
         # Why all of the basis and not its last vectors, as exact arithmetic allows: orthogonality is lost as soon as a
         # Ritz value converges, copies of it appear, and the certificate, which is Bessel's inequality, is void.
         # Gram–Schmidt; what loses most of its norm is done again: twice is enough
+        rows, vectors = w.unsqueeze(1), self.vectors
         for _pass in range(3):
-            overlap = summed(torch.bmm(w.unsqueeze(1), self.vectors.mT))
-            w = torch.baddbmm(w.unsqueeze(1), overlap, self.vectors, alpha=-1).squeeze(1)
-            norm = norms(w, w.shape[:1]).cpu().numpy()
+            overlap = summed(torch.bmm(rows, vectors.mT))
+            rows = torch.baddbmm(rows, overlap, vectors, alpha=-1)
+            norm = norms(rows, rows.shape[:1]).cpu().numpy()
             lost = torch.linalg.vector_norm(overlap, dim=(1, 2)).cpu().numpy()
             if (lost <= 2 * norm).all():
                 break
-        return w, norm
+        return rows.squeeze(1), norm
 
     def combine(self, coefficients: Array, which: Array) -> Float[Tensor, "some N"]:
         """Combine the vectors of some operators, ``(some, k)`` coefficients."""

@@ -38,8 +38,8 @@ def least_overlap(dimension: int, confidence: float) -> float:
     return float(np.sqrt(betaincinv(0.5, (dimension - 1) / 2, 1 - confidence)))
 
 
-def exceeds(sigma: Array, alphas: Array, betas: Array, threshold: float) -> Array:
-    r"""Tell where :math:`\sum_{j\le k} p_j(\sigma)^2 \ge` ``threshold``.
+def component_sums(sigma: Array, alphas: Array, betas: Array, threshold: float) -> Array:
+    r"""Return :math:`\sum_{j\le k} p_j(\sigma)^2`, or as much of it as first reaches ``threshold``.
 
     The components :math:`w_j` on the left vectors and :math:`p_j` on the right ones follow from one row of
     :math:`JV = UB` and one of :math:`J^\top U = VB^\top` at a time:
@@ -48,9 +48,9 @@ def exceeds(sigma: Array, alphas: Array, betas: Array, threshold: float) -> Arra
     """
     size = alphas.max(axis=1)  # only ratios matter; in this unit no product leaves the range of the numbers
     sigma, alphas, betas = sigma / size, alphas / size[:, None], betas / size[:, None]
-    if sigma.shape == size.shape and len(size) <= FEW and alphas.all() and betas.all():
+    if sigma.shape == size.shape and _few(alphas, betas):
         rows = zip(sigma.tolist(), alphas.tolist(), betas.tolist(), strict=True)
-        return np.array([_exceeds_one(*row, threshold) for row in rows], dtype=bool)
+        return np.array([_sum_of_one(*row, threshold) for row in rows])
     p, w, total = np.ones_like(sigma), np.zeros_like(sigma), np.ones_like(sigma)
     before = np.zeros_like(alphas[:, 0])
     for alpha, beta in zip(alphas.T, betas.T, strict=True):
@@ -61,20 +61,30 @@ def exceeds(sigma: Array, alphas: Array, betas: Array, threshold: float) -> Arra
         passed = total >= threshold
         p, w = np.where(passed, 0.0, p), np.where(passed, 0.0, w)
         before = beta
-    return total >= threshold
+    return total
 
 
-def _exceeds_one(sigma: float, alphas: list[float], betas: list[float], threshold: float) -> bool:
-    """Tell the same of one operator; arrays of one number take twenty times as long."""
+def exceeds(sigma: Array, alphas: Array, betas: Array, threshold: float) -> Array:
+    """Tell where :func:`component_sums` reach ``threshold``."""
+    return component_sums(sigma, alphas, betas, threshold) >= threshold
+
+
+def _few(alphas: Array, betas: Array) -> bool:
+    """Tell whether to evaluate operators one after another: they are few, and no division is by zero."""
+    return bool(len(alphas) <= FEW and alphas.all() and betas.all())
+
+
+def _sum_of_one(sigma: float, alphas: list[float], betas: list[float], threshold: float) -> float:
+    """Return the sum of one operator; arrays of one number take twenty times as long."""
     p, w, before, total = 1.0, 0.0, 0.0, 1.0
     for alpha, beta in zip(alphas, betas, strict=True):
         w = (sigma * p - before * w) / alpha
         p = (sigma * w - alpha * p) / beta
         total += p * p
         if total >= threshold:
-            return True
+            break
         before = beta
-    return False
+    return total
 
 
 def upper_bound(ritz: Array, alphas: Array, betas: Array, delta: float) -> Array:
@@ -82,6 +92,11 @@ def upper_bound(ritz: Array, alphas: Array, betas: Array, delta: float) -> Array
     # Why bisection on many points and not Newton's method: the sum is a polynomial of degree 4k in σ, which overflows
     # where Newton would step, and all elements of a batch are evaluated in one pass.
     threshold = delta**-2
+    if _few(alphas, betas):
+        size = alphas.max(axis=1)
+        below, diagonal, beside = ritz / size, alphas / size[:, None], betas / size[:, None]
+        rows = zip(below.tolist(), diagonal.tolist(), beside.tolist(), strict=True)
+        return size * np.array([_bound_of_one(*row, threshold) for row in rows])
     low, high = ritz.copy(), ritz * (1 + 1e-3)
     while not np.all(done := exceeds(high, alphas, betas, threshold)):
         high = np.where(done, high, ritz + 4 * (high - ritz))
@@ -95,4 +110,20 @@ def upper_bound(ritz: Array, alphas: Array, betas: Array, delta: float) -> Array
         first = np.argmax(reached, axis=0)
         step = (high - low) / 32
         low, high = low + first * step, low + (first + 1) * step
+    return high
+
+
+def _bound_of_one(ritz: float, alphas: list[float], betas: list[float], threshold: float) -> float:
+    """Return the bound of one operator, by halving: plain numbers take a sixth of the time of arrays of 32."""
+    low, high = ritz, ritz * (1 + 1e-3)
+    while _sum_of_one(high, alphas, betas, threshold) < threshold:
+        high = ritz + 4 * (high - ritz)
+    for _halving in range(60):
+        if high - low <= 1e-4 * (high - ritz):
+            break
+        middle = (low + high) / 2
+        if _sum_of_one(middle, alphas, betas, threshold) < threshold:
+            low = middle
+        else:
+            high = middle
     return high

@@ -34,10 +34,13 @@ class Separable(Protocol):
 
 @runtime_checkable
 class Compressible(Protocol):
-    """An operator that knows a smaller one with the same singular values."""
+    """An operator that knows a smaller one with the same singular values, or one whose products are cheaper."""
 
     def compress(self) -> tuple[Any, Callable[[Tensor], Tensor]]:
-        """Return the smaller operator, and the isometry from its domain into the operator's own."""
+        """Return the smaller operator, and the isometry from its domain into the operator's own.
+
+        Where that is the identity, which returns what it is given, both operators are the same matrix.
+        """
 
 
 @runtime_checkable

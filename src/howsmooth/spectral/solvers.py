@@ -279,8 +279,9 @@ def bracket_norm(
         small = unit(finished.direction.reshape(*core.batch, *core.domain), core.batch)
         moved = core.jvp(small)
         direction = embed(small)
-        response = moved if core is op else op.jvp(direction)
-        products += 1 if core is op else 2
+        # where directions are those of the operator itself, so are responses
+        response = moved if direction is small else op.jvp(direction)
+        products += 1 if direction is small else 2
         lower = norms(response, op.batch)
         require_finite_products(lower)
         finished.check(lower.flatten().cpu().numpy(), rule)
@@ -342,11 +343,14 @@ def _explore(space: Bidiagonalisation, rule: Stopping) -> FinishedTriplets:
     """Grow the Krylov spaces of all operators in lockstep; finished ones are removed in groups."""
     finished = FinishedTriplets(space.op)
     waiting = np.arange(math.prod(space.op.batch))
-    can_leave = isinstance(space.op, Separable)
+    can_leave, due = isinstance(space.op, Separable), 1
     while waiting.size:
         space.advance()
-        require_finite_products(np.stack((space.alphas[:, -1], space.betas[:, -1])))
-        closed = rule.closed(space)
+        require_finite_products(space.latest)
+        if space.steps < min(due, rule.max_steps) and not (space.complete or space.nearly_invariant):
+            continue
+        closed, pause = rule.closed(space)
+        due = space.steps + pause
         if closed.all() or space.steps == rule.max_steps:
             leaving = np.ones_like(closed)
         elif can_leave and closed.mean() >= LEAVING_SHARE:
