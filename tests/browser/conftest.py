@@ -91,6 +91,7 @@ def shown(_shown: Open) -> Iterator[Open]:
 
     def visit(run: str, *, scheme: str = "light", size: tuple[int, int] = DESKTOP) -> Report:
         reports.append(_shown(run, scheme, size))
+        reports[-1].bring_to_front()
         return reports[-1]
 
     yield visit
@@ -104,6 +105,7 @@ def borrowed(_shown: Open) -> Iterator[Open]:
 
     def visit(run: str) -> Report:
         reports.append(_shown(run, "light", DESKTOP))
+        reports[-1].bring_to_front()
         return reports[-1]
 
     yield visit

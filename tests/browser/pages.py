@@ -87,6 +87,10 @@ class Report:
     page: "Page"
     watch: Watch
 
+    def bring_to_front(self) -> None:
+        """Let this page be the one that is looked at: behind others, a page draws once a second."""
+        self.page.bring_to_front()
+
     def settle(self) -> None:
         """Wait until everything is drawn."""
         self.page.evaluate(READY)
