@@ -115,15 +115,16 @@ def upper_bound(ritz: Array, alphas: Array, betas: Array, delta: float) -> Array
 
 def _bound_of_one(ritz: float, alphas: list[float], betas: list[float], threshold: float) -> float:
     """Return the bound of one operator, by halving: plain numbers take a sixth of the time of arrays of 32."""
+
+    def excluded(sigma: float) -> bool:  # what is no number excludes nothing
+        return _sum_of_one(sigma, alphas, betas, threshold) >= threshold
+
     low, high = ritz, ritz * (1 + 1e-3)
-    while _sum_of_one(high, alphas, betas, threshold) < threshold:
+    while not excluded(high):
         high = ritz + 4 * (high - ritz)
     for _halving in range(60):
         if high - low <= 1e-4 * (high - ritz):
             break
         middle = (low + high) / 2
-        if _sum_of_one(middle, alphas, betas, threshold) < threshold:
-            low = middle
-        else:
-            high = middle
+        low, high = (low, middle) if excluded(middle) else (middle, high)
     return high
