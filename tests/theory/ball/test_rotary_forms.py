@@ -14,7 +14,7 @@ from howsmooth.errors import AssumptionError
 from howsmooth.theory.ball.rotary_forms import LONGEST, RotaryDistances, distances, gram_factor, largest_forms
 from howsmooth.theory.heads import heads_of
 from howsmooth.theory.worst_inputs import tied_layer
-from howsmooth.theory.worst_inputs.tied_layer import NUMBERS, RotaryTiedProblem, rotary_tied_pairs
+from howsmooth.theory.worst_inputs.tied_layer import NUMBERS, RotaryTiedProblem, pairs_in_ball, rotary_tied_pairs
 
 ROTARIES = {
     "halves": hs.maps.Rotary(base=3.0),
@@ -249,6 +249,28 @@ def test_pairs_prove_no_more_than_the_dense_constant_and_come_near_the_bound(rng
         assert float(response.norm()) <= constants(f, best.X[None]).item() * (1 + 1e-12)
     assert math.exp(best.log_value) <= upper
     assert upper <= 2.5 * math.exp(best.log_value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", POSITIONS)
+def test_long_sequences_find_the_best_head_among_few_tokens(rng, name, monkeypatch):
+    n, radius = 12, 8.0
+    f = wide_layer(rng, positions=POSITIONS[name])
+    (whole,) = pairs_in_ball(f, n, radius)
+    assert whole.log_value == max(pair.log_value for pair in rotary_tied_pairs(f, n, radius))
+    built, build = [], RotaryTiedProblem.built
+    monkeypatch.setattr(RotaryTiedProblem, "built", lambda *given: built.append(given[0].n) or build(*given))
+    monkeypatch.setattr(tied_layer, "SCREENED", 8)
+    (screened,) = pairs_in_ball(f, n, radius)
+    if POSITIONS[name].rotary.positions is None:
+        assert built == [8] * 3 * len(f.query) + [n, n]
+    assert whole.log_value - 0.05 <= screened.log_value <= whole.log_value + 1e-9
+    monkeypatch.setattr(tied_layer, "CLIMBING", 8)
+    (found,) = pairs_in_ball(f, n, radius)
+    assert whole.log_value - 0.3 <= found.log_value <= screened.log_value
+    response = f.to(torch.float64).jacobian(found.X).jvp(found.E)
+    assert float(response.norm()) == pytest.approx(math.exp(found.log_value), rel=1e-9)
+    assert math.exp(found.log_value) <= hs.bounds.sharp_upper(f, n=n, radius=radius).value
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Theorem 2 for a whole layer: its tied pairs, with and without rotary positions."""
 
 import dataclasses
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -31,6 +32,9 @@ KEPT = (1.0, 0.5, 0.0)
 NUMBERS = 2**22
 # The best pair is improved by so many steps; more of them, or a second pair, gain a few parts in a hundred.
 ITERATIONS = 10
+# Every response of a rotary layer costs the square of the length: where its best pair alone is asked for, longer
+# sequences learn from so many of their tokens which head has it, and beyond so many it is not improved.
+SCREENED, CLIMBING = 128, 512
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,7 +68,8 @@ def pairs_in_ball(attention: Attention, n: int, radius: float, *, heads: int | N
     """
     require_tied(attention)
     if attention.positions.rotary is not None:
-        return [max(rotary_tied_pairs(attention, n, radius, heads=heads), key=lambda pair: pair.log_value)]
+        found = rotary_tied_pairs(attention, n, radius, heads=heads, best=True)
+        return [max(found, key=lambda pair: pair.log_value)]
     frame = StretchedSphere.ball(attention.d, radius, solid=True)
     pairs = best_pairs(attention, n, frame, heads=heads)
     pairs = [*pairs, *tied_in_all(attention, pairs, n, frame)]
@@ -180,6 +185,7 @@ class RotaryTiedProblem:
         """Prepare what all pairs share."""
         rotary = attention.positions.rotary
         assert rotary is not None
+        self.placed = rotary.positions is not None  # whether positions are given one by one
         self.attention = attention.to(torch.float64, "cpu")
         self.heads, self.n, self.radius = heads_of(attention), n, radius
         # where a mask lets everybody see them; otherwise in the middle, close to all
@@ -202,8 +208,11 @@ class RotaryTiedProblem:
         r"""Return :math:`\Theta_i^\top k`, what the others' queries are multiplied with, for turned keys."""
         return self.turn_others.T(keys[..., None, :].expand(*keys.shape[:-1], len(self.others), -1))
 
-    def starts(self, head: Head) -> list[np.ndarray]:
-        """Return pairs of one head, for several leads of its scores, as points to climb from."""
+    def starts(self, head: Head, kept: tuple[float, ...] = KEPT) -> list[np.ndarray]:
+        """Return pairs of one head, for several leads of its scores, as points to climb from.
+
+        The others keep one of several shares of what makes them attract one another.
+        """
         e = torch.linalg.svd(self.form_factors[head], full_matrices=False).Vh[0]
         wanted = self.rotated_back(self.turn((head.K @ e).expand(1, 2, -1))[:, 0])[0] @ head.Q
         steep = float(wanted.norm(dim=-1).median()) * self.radius**2
@@ -214,9 +223,9 @@ class RotaryTiedProblem:
         attracting = wanted @ basis @ basis.mT
         cosines = {min(max(COSINES), lead / max(steep, 1e-300)) for lead in LEADS} | set(COSINES)
         return [
-            torch.cat((wanted - (1 - kept) * attracting, *_mirrored(cosine * e, z), *_mirrored(0 * e, e))).numpy()
+            torch.cat((wanted - (1 - share) * attracting, *_mirrored(cosine * e, z), *_mirrored(0 * e, e))).numpy()
             for cosine in sorted(cosines)
-            for kept in KEPT
+            for share in kept
         ]
 
     def promise(self, head: Head) -> float:
@@ -299,22 +308,34 @@ class RotaryTiedProblem:
         return LayerPair(X=X, E=E, log_value=log(float(response)))
 
 
-def rotary_tied_pairs(attention: Attention, n: int, radius: float, *, heads: int | None = None) -> list[LayerPair]:
-    """Return the best pair of every head, or of so many that promise most; the best one climbs on the whole layer."""
+def rotary_tied_pairs(
+    attention: Attention, n: int, radius: float, *, heads: int | None = None, best: bool = False
+) -> list[LayerPair]:
+    """Return the best pair of every head, or of so many that promise most; the best one climbs on the whole layer.
+
+    Where the ``best`` one is enough, long sequences look for it in the head that is best among few tokens.
+    """
     if attention.d < 2:
         raise AssumptionError("a tied pair needs two dimensions, got one; use hs.maximise.", field="attention")
     problem = RotaryTiedProblem(attention, n, radius)
-    some = [head for head in problem.heads if head.norm_Q * head.norm_K * head.norm_WV > 0]
+    some = [h for h, head in enumerate(problem.heads) if head.norm_Q * head.norm_K * head.norm_WV > 0]
     if not some:
         raise AssumptionError(
             "a tied pair needs A ≠ 0 and V ≠ 0: here no head has both; use equal_tokens.", field="attention"
         )
-    # All starts are evaluated, which is cheap; only the best one is improved.
-    some = sorted(some, key=problem.promise, reverse=True)[:heads]
-    found = [problem.best(problem.starts(head)) for head in some]
-    best = max(range(len(found)), key=lambda h: _proven(found[h]))
-    climbed = problem.climb(found[best][1])
-    found[best] = max(found[best], (problem.built(climbed), climbed), key=_proven)
+    # All starts are evaluated; only the best one is improved.
+    some = sorted(some, key=lambda h: problem.promise(problem.heads[h]), reverse=True)[:heads]
+    kept: tuple[float, ...] = KEPT
+    if best and n > SCREENED and not problem.placed:
+        few = RotaryTiedProblem(attention, SCREENED, radius)
+        trials = itertools.product(some, KEPT)
+        head, share = max(trials, key=lambda trial: _proven(few.best(few.starts(few.heads[trial[0]], (trial[1],)))))
+        some, kept = [head], (share,)
+    found = [problem.best(problem.starts(problem.heads[h], kept)) for h in some]
+    most = max(range(len(found)), key=lambda h: _proven(found[h]))
+    if not best or n <= CLIMBING:
+        climbed = problem.climb(found[most][1])
+        found[most] = max(found[most], (problem.built(climbed), climbed), key=_proven)
     return [pair for pair, _point in found]
 
 
