@@ -15,6 +15,8 @@ import howsmooth as hs
 from howsmooth.files import gigabytes
 from howsmooth.models.loading.config_checks import parameter_count
 
+pytestmark = pytest.mark.clock("what is refused is refused within seconds")
+
 WIDTH = {"gpt2": "n_embd", "distilbert": "dim"}
 HEADS = {"gpt2": "n_head", "distilbert": "n_heads"}
 DEPTH = {"gpt2": "n_layer", "distilbert": "n_layers"}

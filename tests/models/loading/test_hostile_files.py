@@ -18,6 +18,8 @@ from howsmooth.models.inputs.text import read_text
 from howsmooth.models.loading.names import built_in_path
 from howsmooth.tokens.swap_settings import read_candidates
 
+pytestmark = pytest.mark.clock("what is refused is refused within seconds")
+
 SPARSE = 10 * 2**30
 
 

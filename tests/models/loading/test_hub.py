@@ -57,6 +57,7 @@ def run(call, *, endpoint, cache, **more):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hub", ["silent", "closed"])
+@pytest.mark.clock("a hub is given up within seconds")
 def test_an_unknown_id_is_refused_within_seconds_and_without_torch(hub, request, tmp_path):
     endpoint = request.getfixturevalue(hub)
     begin = time.monotonic()
@@ -68,6 +69,7 @@ def test_an_unknown_id_is_refused_within_seconds_and_without_torch(hub, request,
     assert f"{endpoint} does not answer" in words
 
 
+@pytest.mark.clock("a hub is given up within seconds")
 def test_no_hub_is_asked_where_that_is_forbidden(silent, tmp_path):
     words, seconds, _torch = run("check_model('nobody/nothing')", endpoint=silent, cache=tmp_path, HF_HUB_OFFLINE="1")
     assert seconds < 2
@@ -87,6 +89,7 @@ for name in ("somebody/small", "nobody/nothing"):
 
 
 @pytest.mark.slow
+@pytest.mark.clock("a hub is given up within seconds")
 def test_of_a_silent_hub_the_local_cache_is_loaded_and_an_unknown_id_refused_within_seconds(silent, tmp_path):
     commit = "0123456789abcdef0123456789abcdef01234567"
     home = tmp_path / "hub" / "models--somebody--small"

@@ -73,12 +73,14 @@ def refusal(call, error=hs.errors.UnsupportedModelError):
         (nn.Linear(2, 2), hs.errors.UnsupportedModelError, "'Linear'"),
     ],
 )
+@pytest.mark.clock("it is refused within seconds")
 def test_what_cannot_be_loaded_is_refused_in_one_sentence(source, error, words):
     begin = time.monotonic()
     assert words in refusal(lambda: hs.load(source), error)
     assert time.monotonic() - begin < 10
 
 
+@pytest.mark.clock("it is told within a second")
 def test_a_slip_in_a_built_in_name_is_told_before_any_hub_is_asked(monkeypatch):
     # online, an unreachable hub takes half a minute to say so
     monkeypatch.delenv("HF_HUB_OFFLINE")

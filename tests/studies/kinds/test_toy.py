@@ -272,6 +272,7 @@ def test_killed_half_way_nothing_is_done_twice(stones, tmp_path):
         assert all(record in store.records() for record in half), "their seconds too"
 
 
+@pytest.mark.clock("pieces are timed")
 def test_its_costs_are_foreseen(stones):
     assert 0 < expected_seconds(stones(), Resources()) < 1
 

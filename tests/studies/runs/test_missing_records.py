@@ -69,6 +69,7 @@ ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELEC
 
 
 @pytest.mark.parametrize("table", ["records", "facts", "plans"])
+@pytest.mark.clock("it is refused within seconds")
 def test_a_view_without_an_end_in_place_of_a_table_is_refused_at_once(table, tmp_path):
     with Store(tmp_path) as store:
         store.add([filler(0)])

@@ -278,6 +278,7 @@ def test_records_hold_versions_and_hardware(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.clock("pieces are timed")
 def test_the_time_of_a_sweep_is_foreseen_from_two_of_its_pieces(asks, resources, tmp_path):
     work = asks(layers=(0, 1), lengths=(8, 16, 32), maps=("attention",), count=4)
     expected = expected_seconds([*work, *radii(3)], resources)
