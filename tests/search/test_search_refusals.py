@@ -7,6 +7,7 @@ from theory.example_layers import form
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError, DtypeError, HowsmoothError, NonFiniteError, ShapeError
+from howsmooth.search.mechanisms import of_kind
 
 pytestmark = pytest.mark.untyped
 
@@ -76,3 +77,11 @@ def test_a_neighbourhood_of_another_shape_is_refused(rng):
     for X in (gaussian(rng, 5, 4), gaussian(rng, 6, 3)):
         with pytest.raises(HowsmoothError):
             hs.maximise(f, n=5, domain=hs.domains.Neighbourhood(X, eps=0.1), starts=1, steps=1)
+
+
+def test_tied_keys_belong_to_one_head():
+    key = torch.ones(1, 2, 3)
+    shared = hs.Attention(query=torch.ones(2, 2, 3), key=key, value=key, output=torch.ones(2, 3, 2))
+    with pytest.raises(AssumptionError, match="but here 2 heads share the keys of 1"):
+        of_kind(shared, "l2-tied")
+    assert of_kind(shared, "l2").layout == shared.layout

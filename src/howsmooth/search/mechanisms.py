@@ -82,6 +82,12 @@ def of_kind(attention: "Attention", kind: str) -> "MultiHead":
         raise AssumptionError(f"attention of the kind {kind!r} has no {missing[0]}.", field="kind")
     fields = {field: value for field, value in given.items() if field in taken}
     if more.get("tied"):
+        heads, groups = attention.layout[:2]
+        if heads != groups:
+            raise AssumptionError(
+                f"tied keys are the queries of their own heads, but here {heads} heads share the keys of {groups}.",
+                field="kind",
+            )
         fields |= {"key": attention.query, "key_bias": attention.query_bias}
     made: MultiHead = cls(**fields | more)
     return made
