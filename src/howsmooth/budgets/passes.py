@@ -18,6 +18,7 @@ from howsmooth.budgets.places import Error, Key, Places, error_of, require_place
 from howsmooth.budgets.subject import frozen
 from howsmooth.errors import NonFiniteError, UnsupportedModelError
 from howsmooth.models.autograd.hooks import first_tensor, hooked
+from howsmooth.validation import is_finite
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,7 +45,7 @@ def inner_products(places: Places, *, passes: int, seed: int, first: int = 0) ->
     require_places(list(errors.values()), places)
     unused = torch.zeros(passes, dtype=torch.float64)  # a pooler behind which nothing stands changes no output
     values = torch.stack([torch.stack([window.table.get(key, unused) for key in errors], -1) for window in windows])
-    if not bool(values.isfinite().all()):
+    if not is_finite(values):
         raise NonFiniteError("the gradients of the model hold NaN or infinity; compute in float64.", field="model")
     return Products(errors=tuple(errors.values()), values=values, positions=windows[-1].positions)
 
@@ -79,7 +80,7 @@ class _Window:
                 output = subject.outputs(self.window, **arguments)
             if not output.requires_grad:
                 raise _no_backward(subject.transformer.name)
-            if not bool(output.isfinite().all()):
+            if not is_finite(output.detach()):
                 raise NonFiniteError(
                     f"the output of {subject.transformer.name!r} holds NaN or infinity.", field="model"
                 )

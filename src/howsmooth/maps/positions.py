@@ -13,7 +13,7 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError, DtypeError, NonFiniteError, ShapeError
 from howsmooth.linear_operators import take
 from howsmooth.tensor_dataclass import TensorDataclass
-from howsmooth.validation import require_agreement, require_finite
+from howsmooth.validation import is_finite, require_agreement, require_finite
 
 
 def broadcast_shapes(*shapes: tuple[int, ...]) -> torch.Size:
@@ -150,9 +150,7 @@ class Distances(TensorDataclass):
                 f"{tuple(self.keys.shape)} and {tuple(self.queries.shape)}.",
                 field="distances",
             )
-        if self.keys.is_meta:
-            return
-        if not bool(torch.isfinite(self.keys).all() & torch.isfinite(self.queries).all()):
+        if not self.keys.is_meta and not (is_finite(self.keys) and is_finite(self.queries)):
             raise NonFiniteError("keys and queries of distances must be finite.", field="distances")
 
     def check_heads(self, query: Float[Tensor, "*w heads k d"], groups: int) -> None:
@@ -401,5 +399,5 @@ def _check_bias(bias: Tensor | None, name: str, shape: str, each: str) -> None:
         return
     if bias.ndim < 2 or (name == "relative_bias" and bias.shape[-1] % 2 == 0):
         raise ShapeError(f"{name} must be {shape}, one entry per {each}, got {tuple(bias.shape)}.", field=name)
-    if not bias.is_meta and not bool(torch.isfinite(bias).all()):
+    if not bias.is_meta and not is_finite(bias):
         raise NonFiniteError(f"{name} must be finite; hide tokens with a mask instead.", field=name)
