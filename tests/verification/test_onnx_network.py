@@ -294,7 +294,7 @@ REFUSED = {
     "softmax over queries": (lambda y, x: torch.softmax(y @ y.transpose(1, 2), -2) @ x, "scores"),
     "no softmax": (lambda y, x: (y @ y.transpose(1, 2)) @ x, "without a softmax"),
     "softmax squared": (lambda y, x: torch.softmax(y @ y.transpose(1, 2), -1) ** 2 @ x, "weights of attention"),
-    "norm of length": (lambda y, x: y / y.pow(2).sum(-1, keepdim=True).sqrt(), "no norm"),
+    "norm of length": (lambda y, x: y / y.pow(2).sum(-1, keepdim=True).sqrt(), "ReduceSum"),
     "norm by another": (lambda y, x: y / torch.sqrt(x.pow(2).mean(-1, keepdim=True)), "mean square of something else"),
     "gelu of another": (lambda y, x: y * (1 + torch.erf(x)), "no activation"),
 }

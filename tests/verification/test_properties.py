@@ -60,7 +60,7 @@ def test_the_tightest_bounds_of_an_input_count(tmp_path):
     assert found.lower.tolist() == [-0.25, -1.5]
     assert found.upper.tolist() == [1.0, 2.0]
     for bound in ("(>= X_5 0)", "(<= X_5 0)"):
-        with pytest.raises(hs.errors.FileError, match="X_2 on both sides"):
+        with pytest.raises(hs.errors.FileError, match="X_5, which it does not declare"):
             read(tmp_path, BOX + f"(assert {bound})" + OUTPUTS + "(assert (<= Y_0 1))")
 
 
@@ -145,7 +145,8 @@ def test_both_sides_of_a_condition_of_the_second_version_are_sums(tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("(declare-network", "no VNN-LIB"),
+        ("(declare-network", "does not close"),
+        ("(declare-network)", "no VNN-LIB"),
         (SECOND + "(assert (== Y[0,0] 1.0))", "is not read"),
         (SECOND + "(assert (or (>= X[0,0,0] 0.2) (>= Y[0,0] 1.0)))", "a box is needed"),
         (SECOND.replace("(assert (>= X[0,1,0] 0.0))", ""), "does not bound X_2"),

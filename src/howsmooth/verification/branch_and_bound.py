@@ -10,6 +10,7 @@ and :math:`\beta`. So every value that the ascent over them meets is a proven bo
 
 import functools
 import heapq
+import math
 from dataclasses import dataclass
 
 import torch
@@ -113,7 +114,7 @@ def split(units: BentUnits, objective: MarginFunction, deadline: Deadline) -> Sp
     nodes = _Nodes(start, torch.zeros_like(start), torch.zeros_like(start))
     lower, nodes = _ascend(units, objective, nodes, FIRST_STEPS)
     queue, leaves = [(float(lower[0]), 0, nodes, 0)], list[tuple[Tensor, Tensor, Tensor]]()
-    count = 1
+    count, least = 1, math.inf
     while queue and not queue[0][0] > 0:
         if deadline.passed:
             break
@@ -131,10 +132,11 @@ def split(units: BentUnits, objective: MarginFunction, deadline: Deadline) -> Sp
                 heapq.heappush(queue, (value, count + k, children, k))
             else:
                 leaves.append((children.alpha[k], children.beta[k], children.side[k]))
+                least = min(least, value)
         count += len(lower)
-    worst = queue[0][0] if queue else 0.0
+    worst = min(queue[0][0], least) if queue else least
     leaves += [(some.alpha[k], some.beta[k], some.side[k]) for value, _place, some, k in queue if value > 0]
-    return SplitOutcome(not queue or worst > 0, worst, count, tuple(leaves))
+    return SplitOutcome(worst > 0, worst, count, tuple(leaves))
 
 
 def _bound(units: BentUnits, objective: MarginFunction, nodes: _Nodes) -> tuple[Tensor, Tensor, Tensor]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from howsmooth.errors import AssumptionError, FileError, ShapeError, UnsupportedModelError
 from howsmooth.files import require_room
-from howsmooth.maps.activations import Pointwise
+from howsmooth.maps.activations import CUBE, ROOT, Pointwise
 from howsmooth.maps.affine import Affine, Pooling
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.composition import Chain, Residual
@@ -29,10 +29,23 @@ from howsmooth.maps.mlp import MLP, Dense
 from howsmooth.maps.norms import LayerNorm, RMSNorm
 from howsmooth.maps.positions import Positions
 from howsmooth.maps.protocols import Map
-from howsmooth.verification.onnx_operations import OPERATIONS, Array, NotReadError, axes_of
+from howsmooth.verification.onnx_operations import (
+    OPERATIONS,
+    READ,
+    Array,
+    NotReadError,
+    aligned,
+    axes_of,
+    options_of,
+)
 
-# How far a map may be from the file's own values, and parts of a matrix from each other.
-TOLERANCE = 1e-5
+# How far a map may be from the file's own values at random inputs, of the largest of them.
+TOLERANCE = 1e-4
+# What is equal to rounding: numbers that were computed alike in float64, of the largest that enter them. Nothing that
+# is farther apart is taken for the same, and nothing is dropped but zeros.
+ROUNDED = 2.0**-47
+# Constants of activations that are written out may be rounded to single precision, and no further.
+SINGLE = 2.0**-24
 # What gets so little instead of its score, or added to it, is hidden: no score comes near. Other numbers are added as
 # they are, however small they make a weight.
 HIDDEN = -1e30
@@ -99,6 +112,7 @@ class _Reader:
     """The nodes of a graph, run one after another."""
 
     opset: int
+    name: str = "the network"
     tokens: bool = False  # whether the inputs are tokens; all of them are one otherwise
     values: dict[str, Any] = field(default_factory=dict)
     streams: set[str] = field(default_factory=set)
@@ -150,15 +164,34 @@ def read_onnx(path: str | Path) -> Chain:
         path: The file. Its network consists of affine maps, softmax attention, norms and activations, in residual
             blocks or not; batch norms are folded.
     """
-    return read_and_run(path)[0]
+    network, run = read_and_run(path)
+    _compare(network, run, (1, math.prod(_input_of(_loaded(str(path), str(path))).shape)))
+    return network
 
 
-def read_and_run(path: str | Path) -> tuple[Chain, Callable[[Tensor], Tensor]]:
-    """Read a file as a chain of maps, and return it with the network as onnxruntime runs it; they are compared."""
-    network, shape = _read(str(path), str(path))
-    run = session_of(path)
-    _compare(network, run, (1, int(np.prod(shape))))
-    return network, run
+@dataclass(frozen=True)
+class AsItRuns:
+    """A network itself, from a vector of inputs to one of outputs: whoever calls it runs it in its own precision.
+
+    Attributes:
+        run: The network as it is deployed: by onnxruntime, or as a module.
+        exact: Its nodes one by one in float64; None if a node cannot be run so.
+        dtype: The precision of its inputs.
+    """
+
+    run: Callable[[Tensor], Tensor]
+    exact: Callable[[Tensor], Tensor] | None = None
+    dtype: torch.dtype = torch.float32
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Run the network."""
+        return self.run(x)
+
+
+def read_and_run(path: str | Path) -> tuple[Chain, AsItRuns]:
+    """Read a file as a chain of maps, and return it with the network as onnxruntime runs it."""
+    network, _shape = _read(str(path), str(path))
+    return network, session_of(path)
 
 
 def read_module(module: nn.Module, X: Float[Tensor, "n d"]) -> Chain:
@@ -175,23 +208,22 @@ def read_module(module: nn.Module, X: Float[Tensor, "n d"]) -> Chain:
     return read_and_run_module(module, X.shape, tokens=True)[0]
 
 
-def read_and_run_module(
-    module: nn.Module, shape: Sequence[int], *, tokens: bool = False
-) -> tuple[Chain, Callable[[Tensor], Tensor]]:
+def read_and_run_module(module: nn.Module, shape: Sequence[int], *, tokens: bool = False) -> tuple[Chain, AsItRuns]:
     """Read a module on inputs of this shape, by way of ONNX; return it with what the module itself computes.
 
     The module is run on batches of one, in the dtype and the mode that it has. The chain begins with all inputs as one
     token, or with ``tokens`` as they are.
     """
     example = next(module.parameters()).new_zeros(1, *shape)
-    network, _shape = _read(type(module).__name__, written(module, example), tokens=tokens)
+    name, file = type(module).__name__, written(module, example).getvalue()
+    network, _shape = _read(name, io.BytesIO(file), tokens=tokens)
 
     def run(x: Tensor) -> Tensor:
         with torch.no_grad():
             return module(x.to(example.dtype).reshape(example.shape)).double().flatten()
 
     _compare(network, run, tuple(shape) if tokens else (1, example.numel()))
-    return network, run
+    return network, AsItRuns(run, _by_nodes(name, file, _input_of(_loaded(name, io.BytesIO(file)))), example.dtype)
 
 
 def written(module: nn.Module, example: Tensor) -> io.BytesIO:
@@ -229,51 +261,130 @@ def _require_onnx() -> Any:
     return onnx
 
 
-def _read(name: str, source: str | io.BytesIO, *, tokens: bool = False) -> tuple[Chain, list[int]]:
-    """Read a network, and the shape of its inputs."""
+def _loaded(name: str, source: str | io.BytesIO) -> Any:
+    """Load a file as the messages that it consists of."""
     onnx = _require_onnx()
     try:
-        model = onnx.load(source)
+        return onnx.load(source)
     except Exception as error:  # protobuf has an exception of its own for every fault
         raise FileError(f"{name} is not an ONNX file that can be read, or it is packed: {error}") from error
-    graph = model.graph
-    opset = next((x.version for x in model.opset_import if x.domain in ("", "ai.onnx")), 17)
-    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+
+
+@dataclass(frozen=True)
+class _Input:
+    """The one input of a graph: its name, its shape for one example, and its kind of numbers."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+def _input_of(model: Any) -> _Input:
+    onnx, graph = _require_onnx(), model.graph
+    constants = {tensor.name for tensor in graph.initializer}
     inputs = [x for x in graph.input if x.name not in constants]
     if len(inputs) != 1 or len(graph.output) != 1:
         raise UnsupportedModelError(
-            f"{name} has {len(inputs)} inputs and {len(graph.output)} outputs; a network with one of each is needed."
+            f"the network has {len(inputs)} inputs and {len(graph.output)} outputs; one of each is needed."
         )
-    shape = [1, *(d.dim_value for d in inputs[0].type.tensor_type.shape.dim[1:])]
-    if not all(shape):
-        raise UnsupportedModelError(f"{name} does not say the size of its input {inputs[0].name}: {shape}.")
-    size = math.prod(shape)
+    kind = inputs[0].type.tensor_type
+    sizes = [d.dim_value for d in kind.shape.dim]
+    if len(sizes) > 1 and sizes[0] not in (0, 1):
+        raise UnsupportedModelError(
+            f"the network takes batches of {sizes[0]} inputs at once; export it with a batch of one."
+        )
+    shape = (1, *sizes[1:]) if len(sizes) > 1 else tuple(sizes)
+    if not shape or not all(size > 0 for size in shape):
+        raise UnsupportedModelError(f"the network does not say the size of its input {inputs[0].name}: {list(shape)}.")
+    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
+    if dtype.kind != "f" or dtype.itemsize not in (2, 4, 8):
+        raise UnsupportedModelError(f"the input {inputs[0].name} holds {dtype.name}; float16, 32 or 64 are needed.")
+    return _Input(inputs[0].name, shape, dtype)
+
+
+def _read(name: str, source: str | io.BytesIO, *, tokens: bool = False) -> tuple[Chain, list[int]]:
+    """Read a network, and the shape of its inputs."""
+    onnx, model = _require_onnx(), _loaded(name, source)
+    given, graph = _input_of(model), model.graph
+    if graph.sparse_initializer:
+        raise UnsupportedModelError(f"{name} has sparse weights, which are not read.")
+    opset = next((x.version for x in model.opset_import if x.domain in ("", "ai.onnx")), 1)
+    size = math.prod(given.shape)
     require_room(
         8 * size**2, f"{name} has {size:,} inputs, and what its operations do to each of them", field="network"
     )
-    reader = _Reader(opset, streams=_streams(graph.node, inputs[0].name), tokens=tokens)
-    reader.values = {key: _wide(array) for key, array in constants.items()}
-    reader.values[inputs[0].name] = reader.identity(shape, None)
-    if inputs[0].name in reader.streams:
-        reader.values[inputs[0].name] = _next_tokens(reader, reader.values[inputs[0].name])
+    reader = _Reader(opset, tokens=tokens, streams=_streams(graph.node, given.name))
+    for tensor in graph.initializer:
+        reader.values[tensor.name] = _wide(onnx.numpy_helper.to_array(tensor))
+    reader.values[given.name] = reader.identity(given.shape, None)
+    if given.name in reader.streams:
+        reader.values[given.name] = _next_tokens(reader, reader.values[given.name])
     for node in graph.node:
-        _run(reader, node, {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute})
-    return _finish(reader, graph.output[0].name), shape
+        try:
+            _run(reader, node)
+        except NotReadError as error:
+            raise UnsupportedModelError(f"the node {_called(node)} ({node.op_type}) {error}.") from error
+        except Exception as error:  # whatever a strange node is stumbled over: it is not read
+            said = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".")
+            raise UnsupportedModelError(f"the node {_called(node)} ({node.op_type}) is not read: {said}.") from error
+    return _finish(reader, graph.output[0].name), list(given.shape)
 
 
-def session_of(path: str | Path) -> Callable[[Tensor], Tensor]:
-    """Return the network of a file as onnxruntime runs it, from a vector of inputs to one of outputs."""
+def _called(node: Any) -> str:
+    return str(node.name or next(iter(node.output), "") or "without a name")
+
+
+def session_of(path: str | Path) -> AsItRuns:
+    """Return the network of a file as onnxruntime runs it."""
+    return _session(str(path), str(path))
+
+
+def _session(name: str, source: str | bytes) -> AsItRuns:
     try:
         import onnxruntime
     except ImportError as error:
         raise AssumptionError(EXTRA) from error
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    given = session.get_inputs()[0]
-    shape = [1, *given.shape[1:]]
+    given = _input_of(_loaded(name, io.BytesIO(source) if isinstance(source, bytes) else source))
+    try:
+        session = onnxruntime.InferenceSession(source, providers=["CPUExecutionProvider"])
+    except Exception as error:  # it has many
+        raise UnsupportedModelError(f"onnxruntime cannot run {name}: {str(error).splitlines()[0]}") from error
 
     def run(x: Tensor) -> Tensor:
-        fed = {given.name: x.numpy().astype(np.float32).reshape(shape)}
-        return torch.from_numpy(session.run(None, fed)[0]).double().flatten()
+        found = session.run(None, {given.name: x.numpy().astype(given.dtype).reshape(given.shape)})[0]
+        return torch.from_numpy(found.astype(np.float64)).flatten()
+
+    return AsItRuns(run, _by_nodes(name, source, given), torch.from_numpy(np.zeros(0, given.dtype)).dtype)
+
+
+def _by_nodes(name: str, source: str | bytes, given: _Input) -> Callable[[Tensor], Tensor] | None:
+    """Return the network with all its nodes in float64, by onnx's own evaluator."""
+    onnx = _require_onnx()
+    from onnx.reference import ReferenceEvaluator
+
+    model = _loaded(name, io.BytesIO(source) if isinstance(source, bytes) else source)
+    tensors = [*model.graph.initializer]
+    for node in model.graph.node:
+        tensors += [option.t for option in node.attribute if option.HasField("t")]
+        for option in list(node.attribute):
+            if (node.op_type, option.name) == ("BatchNormalization", "momentum"):
+                node.attribute.remove(option)  # of training, in which this evaluator would be
+            elif (node.op_type, option.name) == ("Cast", "to") and _wide(
+                np.zeros(0, onnx.helper.tensor_dtype_to_np_dtype(option.i))
+            ).dtype == np.float64:
+                option.i = onnx.TensorProto.DOUBLE
+    for tensor in tensors:
+        array = onnx.numpy_helper.to_array(tensor)
+        if array.dtype.kind == "f":
+            tensor.CopyFrom(onnx.numpy_helper.from_array(array.astype(np.float64), tensor.name))
+    try:
+        evaluator = ReferenceEvaluator(model)
+    except Exception:  # a node that it does not know
+        return None
+
+    def run(x: Tensor) -> Tensor:
+        found: Any = evaluator.run(None, {given.name: x.double().numpy().reshape(given.shape)})
+        return torch.from_numpy(np.asarray(found[0], dtype=np.float64)).flatten()
 
     return run
 
@@ -304,29 +415,36 @@ def _streams(nodes: Sequence[Any], source: str) -> set[str]:
     return streams
 
 
-def _run(reader: _Reader, node: Any, options: dict[str, Any]) -> None:
+def _run(reader: _Reader, node: Any) -> None:
+    if node.domain not in ("", "ai.onnx"):
+        raise NotReadError(f"is of the domain {node.domain!r}, and only the operations of ONNX itself are read")
+    unknown = [name for name in node.input if name and name not in reader.values]
+    if unknown:
+        raise NotReadError(f"takes {unknown[0]!r}, which no node read before puts out")
     inputs = [reader.values[name] if name else None for name in node.input]
-    try:
-        found: Any
-        if node.op_type == "Shape":
-            x: Any = inputs[0]
-            found = np.array((x.offset if isinstance(x, _AffineForm) else x).shape, dtype=np.int64)
-        elif not any(isinstance(x, _AffineForm | _Scores | _Unfinished) for x in inputs):
-            found = _wide(np.asarray(reader.constant(node, inputs)))
-        else:
-            found = _symbolic(reader, node.op_type, options, inputs)
-    except KeyError as error:
-        raise UnsupportedModelError(f"the node {node.name or node.output[0]} is {node.op_type}, {_READS}") from error
-    except NotReadError as error:
-        raise UnsupportedModelError(f"the node {node.name or node.output[0]} ({node.op_type}) {error}.") from error
-    if node.output[0] in reader.streams and isinstance(found, _AffineForm):
-        found = _next_tokens(reader, found)
+    found: Any
+    if node.op_type == "Shape":
+        x: Any = inputs[0]
+        part = {option.name: option.i for option in node.attribute}
+        found = np.array((x.offset if isinstance(x, _AffineForm) else x).shape, dtype=np.int64)
+        found = found[part.get("start") : part.get("end")]
+    elif not any(isinstance(x, _AffineForm | _Scores | _Unfinished) for x in inputs):
+        found = _wide(np.asarray(reader.constant(node, inputs)))
+    else:
+        if node.op_type not in READ:
+            raise NotReadError(_READS)
+        found = _symbolic(reader, node.op_type, options_of(node, reader.opset), inputs)
+    if isinstance(found, _AffineForm):
+        if not np.isfinite(found.offset.sum() + found.columns.sum()):
+            raise NotReadError("makes numbers that are not finite")
+        if node.output[0] in reader.streams:
+            found = _next_tokens(reader, found)
     reader.values[node.output[0]] = found
 
 
 _READS = (
-    "which is not read: networks consist of affine maps, softmax attention, LayerNorm and RMSNorm, folded batch norms, "
-    "and ReLU, GELU, SiLU or tanh."
+    "is not read: networks consist of affine maps, softmax attention, LayerNorm and RMSNorm, folded batch norms, "
+    "and ReLU, GELU, SiLU or tanh"
 )
 
 
@@ -334,17 +452,19 @@ def _symbolic(reader: _Reader, kind: str, options: dict[str, Any], inputs: list[
     first, *rest = inputs
     second: Any = rest[0] if rest else None
     if kind == "Einsum":
-        return _einsum(reader, options["equation"].decode().replace(" ", ""), *inputs)
+        return _einsum(reader, options["equation"].replace(" ", ""), *inputs)
     if kind == "MatMul" and isinstance(second, _AffineForm) and not isinstance(first, np.ndarray):
         if isinstance(first, _Scores):
             return _attended(reader, first, second)
+        if not isinstance(first, _AffineForm) or not 2 <= first.offset.ndim == second.offset.ndim:
+            raise NotReadError("multiplies tensors that are not queries and keys of one shape")
         return _Scores(first, second)
     if any(isinstance(x, _Scores) for x in inputs):
         return _of_scores(kind, options, *inputs)
     if any(isinstance(x, _Unfinished) for x in inputs):
         return _continued(reader, kind, options, *inputs)
     if kind in _ACTIVATIONS:
-        name = _ACTIVATIONS[kind] + ("_tanh" if options.get("approximate") == b"tanh" else "")
+        name = _ACTIVATIONS[kind] + ("_tanh" if options.get("approximate") == "tanh" else "")
         return reader.identity(first.offset.shape, _Activated(first, name))
     if kind in ("Erf", "Sigmoid"):
         return _Unfinished(kind.lower(), first)
@@ -365,27 +485,32 @@ def _symbolic(reader: _Reader, kind: str, options: dict[str, Any], inputs: list[
         elif kind == "Sub":
             other = -other
         shape = np.broadcast_shapes(form.offset.shape, np.shape(other))
-        columns = np.broadcast_to(form.columns, (len(form.columns), *shape))
+        columns = np.broadcast_to(aligned(form.columns, len(shape)), (len(form.columns), *shape))
         return _AffineForm(form.base, form.offset + other, columns)
     if kind in ("Mul", "Div"):
         form, other = (first, second) if isinstance(first, _AffineForm) else (second, first)
         if isinstance(other, _AffineForm) or (kind == "Div" and form is second):
             raise NotReadError("multiplies or divides two tensors that depend on the input")
-        return form.mapped(lambda x: x * other if kind == "Mul" else x / other)
+        rank = max(form.offset.ndim, np.ndim(other))
+        return form.mapped(lambda x: aligned(x, rank) * other if kind == "Mul" else aligned(x, rank) / other)
     if kind == "BatchNormalization":
         scale, shift, mean, variance = (x.reshape(-1, *(1,) * (first.offset.ndim - 2)) for x in rest[:4])
-        factor = scale / np.sqrt(variance + options.get("epsilon", 1e-5))
+        factor = scale / np.sqrt(variance + options["epsilon"])
         return _AffineForm(first.base, first.offset * factor + (shift - mean * factor), first.columns * factor)
     if kind in ("Conv", "Gemm"):
         found = first.mapped(lambda x: OPERATIONS[kind](options, x, rest[0]))
         if len(rest) == 1 or rest[1] is None:
             return found
         bias = rest[1].reshape(-1, *(1,) * (found.offset.ndim - 2)) if kind == "Conv" else rest[1]
-        return _AffineForm(found.base, found.offset + options.get("beta", 1.0) * bias, found.columns)
+        return _symbolic(reader, "Add", {}, [found, options.get("beta", 1.0) * bias])
     if kind == "Concat":
         return _joined(options, inputs)
     if kind == "MatMul" and isinstance(first, np.ndarray):
-        return second.mapped(lambda x: first @ x)
+        if second.offset.ndim == 1:
+            return second.mapped(lambda x: np.einsum("...k,zk->z...", first, x))
+        return second.mapped(lambda x: first @ aligned(x, max(first.ndim, second.offset.ndim)))
+    if not isinstance(first, _AffineForm) or any(isinstance(x, _AffineForm) for x in rest) or kind not in OPERATIONS:
+        raise NotReadError("does something with tokens that no map here does")
     return first.mapped(lambda x: OPERATIONS[kind](options, x, *rest))
 
 
@@ -423,7 +548,10 @@ def _of_scores(kind: str, options: dict[str, Any], first: Any, *rest: Any) -> _S
         return scores
     if scores.softmax:
         raise NotReadError("does more with the weights of attention than to multiply values")
-    if kind == "Softmax" and options.get("axis", -1) in (-1, scores.query.offset.ndim - 1):
+    if kind == "Softmax":
+        # up to opset 12, all axes from this one on are flattened
+        if options["axis"] not in (-1, scores.query.offset.ndim - 1):
+            raise NotReadError("takes the softmax of scores over more than the keys")
         return replace(scores, softmax=True)
     if (
         kind in ("Mul", "Div")
@@ -448,7 +576,7 @@ def _continued(reader: _Reader, kind: str, options: dict[str, Any], first: Any, 
     part, other = (first, second) if isinstance(first, _Unfinished) else (second, first)
     form = part.form
     if kind == "ReduceMean" and part.kind == "square":
-        if axes_of(options, second, form.offset.ndim) != (form.offset.ndim,) or not options.get("keepdims", 1):
+        if axes_of(options, second, form.offset.ndim) != (form.offset.ndim,) or not options["keepdims"]:
             raise NotReadError("takes the mean of squares over something else than the last axis")
         return replace(part, kind="mean square")
     if kind in ("Sqrt", "Reciprocal", "Pow"):
@@ -469,12 +597,12 @@ def _continued(reader: _Reader, kind: str, options: dict[str, Any], first: Any, 
         if part.kind in ("erf", "sigmoid", "cube", "cubic", "tanh") and (kind == "Mul" or part is first):
             number = 1 / number if kind == "Div" else number
             return replace(part, factor=part.factor * number, offset=part.offset * number)
-    if kind == "Tanh" and part.kind == "cubic" and abs(part.factor - (2 / math.pi) ** 0.5) <= TOLERANCE:
+    if kind == "Tanh" and part.kind == "cubic" and abs(part.factor / ROOT - 1) <= SINGLE:
         return replace(part, kind="tanh", factor=1.0)
     if isinstance(other, _AffineForm) and other.base == form.base:
         if (kind, part.kind) == ("Mul", "square") and _close(other, form):
             return replace(part, kind="cube")
-        if (kind, part.kind) == ("Add", "cube") and _close(other, form) and abs(part.factor - 0.044715) <= TOLERANCE:
+        if (kind, part.kind) == ("Add", "cube") and _close(other, form) and abs(part.factor / CUBE - 1) <= SINGLE:
             return replace(part, kind="cubic", factor=1.0)
         if kind == "Mul" and part.kind == "tanh" and part.offset == part.factor:  # twice the approximate gelu
             return _multiple(reader, form, "gelu_tanh", other, 2 * part.factor)
@@ -505,10 +633,10 @@ def _multiple(
 def _layer_norm(
     reader: _Reader, options: dict[str, Any], form: _AffineForm, gain: Array, bias: Array | None = None
 ) -> _AffineForm:
-    if options.get("axis", -1) not in (-1, form.offset.ndim - 1):
+    if options["axis"] not in (-1, form.offset.ndim - 1):
         raise NotReadError("normalises over more than the last axis")
     centred = form.mapped(lambda x: x - x.mean(-1, keepdims=True))
-    found = _normalised(reader, centred, centred, options.get("epsilon", 1e-5)).mapped(lambda x: x * gain)
+    found = _normalised(reader, centred, centred, options["epsilon"]).mapped(lambda x: x * gain)
     return found if bias is None else replace(found, offset=found.offset + bias)
 
 
@@ -519,16 +647,20 @@ def _normalised(reader: _Reader, form: _AffineForm, squared: _AffineForm, eps: f
 
 
 def _close(one: _AffineForm, two: _AffineForm) -> bool:
-    pairs = ((one.offset, two.offset), (one.columns, two.columns))
-    return one.base == two.base and all(
-        x.shape == y.shape and np.abs(x - y).max() <= TOLERANCE * max(np.abs(x).max(), 1e-30) for x, y in pairs
+    """Tell whether two forms are equal to rounding."""
+    if one.base != two.base or one.offset.shape != two.offset.shape:
+        return False
+    scale = np.abs(one.columns).max(0)
+    return bool(
+        (np.abs(one.columns - two.columns) <= ROUNDED * scale).all()
+        and (np.abs(one.offset - two.offset) <= ROUNDED * (np.abs(one.offset) + scale)).all()
     )
 
 
 def _attended(reader: _Reader, scores: _Scores, value: _AffineForm) -> _AffineForm:
     if not scores.softmax:
         raise NotReadError("multiplies scores by values without a softmax")
-    if not scores.query.base == scores.key.base == value.base:
+    if not scores.query.base == scores.key.base == value.base or value.offset.ndim != scores.query.offset.ndim:
         raise NotReadError("attends from some tokens to others")
     shape = (*scores.query.offset.shape[:-1], value.offset.shape[-1])
     return reader.identity(shape, _Attended(scores, value))
@@ -603,7 +735,7 @@ def _with_norm(maps: list[Map], made_by: _Normalised, d: int) -> list[Map]:
     ones, last = torch.ones(d, dtype=torch.float64), maps[-1] if maps else None
     if isinstance(last, Dense) and last.weight.shape == (d, d) and (last.bias is None or not bool(last.bias.any())):
         centring = torch.eye(d, dtype=torch.float64) - 1 / d
-        if bool((last.weight - centring).abs().max() <= TOLERANCE):
+        if bool((last.weight - centring).abs().max() <= ROUNDED):
             return [*maps[:-1], LayerNorm(gain=ones, eps=made_by.eps)]
     return [*maps, RMSNorm(gain=ones, eps=made_by.eps)]
 
@@ -624,7 +756,8 @@ def _affine(form: _AffineForm, shape: tuple[int, ...], *, whole: bool, pooled: b
     columns = form.columns.reshape(n, d, m, out)
     if m == n and not whole:
         try:
-            weight, bias = _diagonal(columns, 0, 2).T, _common(form.offset.reshape(n, out), 0)
+            weight = _diagonal(columns, 0, 2).T
+            bias = _common(form.offset.reshape(n, out), 0, np.abs(weight).max(1))
             return [Dense(_tensor(weight), _tensor(bias))]
         except NotReadError:
             pass
@@ -632,10 +765,9 @@ def _affine(form: _AffineForm, shape: tuple[int, ...], *, whole: bool, pooled: b
         # of every token a multiple of the largest matrix
         largest = columns[(columns**2).sum((1, 2, 3)).argmax()]
         weights = np.einsum("ndmo,dmo->n", columns, largest) / max(float((largest**2).sum()), 1e-300)
-        weights = np.where(np.abs(weights) <= TOLERANCE, 0.0, weights)
-        apart = np.linalg.norm(columns - np.multiply.outer(weights, largest))
-        if weights.sum() and apart <= TOLERANCE * np.linalg.norm(columns):
-            total = weights.sum()
+        apart, total = np.abs(columns - np.multiply.outer(weights, largest)), weights.sum()
+        # weights that cancel would be huge, as shares of their sum
+        if (apart <= ROUNDED * np.abs(largest).max(0)).all() and abs(total) > 0.1 * np.abs(weights).sum():
             matrix = Dense(_tensor(total * largest[:, 0].T), _tensor(form.offset.reshape(out)))
             return [matrix] if n == 1 else [Pooling(weights=_tensor(weights / total)), matrix]
     weight = np.moveaxis(columns, (0, 1), (2, 3))
@@ -662,7 +794,7 @@ def _attention(made_by: _Attended, inner: _AffineForm) -> Attention:
         key_bias=key_bias,
         value_bias=value_bias,
         output=_tensor(np.moveaxis(_diagonal(columns, 1, 3), -1, 1)),
-        output_bias=_tensor(_common(inner.offset.reshape(n, out), 0)),
+        output_bias=_tensor(_common(inner.offset.reshape(n, out), 0, np.abs(columns).max((0, 1, 2, 3)))),
         scale=scores.scale,
         positions=Positions() if scores.added is None else _positions(scores.added, n),
     )
@@ -684,7 +816,8 @@ def _per_token(form: _AffineForm, axis: int) -> tuple[Tensor, Tensor]:
     columns = form.columns if axis == -2 else np.swapaxes(form.columns, -1, -2)
     n, width = offset.shape[-2:]
     offset, columns = offset.reshape(-1, n, width), columns.reshape(n, -1, offset.size // (n * width), n, width)
-    return _tensor(np.moveaxis(_diagonal(columns, 0, 3), 0, -1)), _tensor(_common(offset, 1))
+    weight = _diagonal(columns, 0, 3)
+    return _tensor(np.moveaxis(weight, 0, -1)), _tensor(_common(offset, 1, np.abs(weight).max((0, 1))))
 
 
 def _diagonal(columns: Array, first: int, second: int) -> Array:
@@ -692,17 +825,17 @@ def _diagonal(columns: Array, first: int, second: int) -> Array:
     n = columns.shape[first]
     if columns.shape[second] != n:
         raise NotReadError("belongs to a block that changes the number of tokens")
-    same = np.moveaxis(np.diagonal(columns, axis1=first, axis2=second), -1, 0)
-    apart = np.linalg.norm(columns) ** 2 - np.linalg.norm(same) ** 2
-    if apart > TOLERANCE**2 * np.linalg.norm(columns) ** 2 and n > 1:
+    tokens = np.moveaxis(columns, (first, second), (0, 1))
+    if tokens[~np.eye(n, dtype=bool)].any():
         raise NotReadError("belongs to a block whose projections mix tokens")
-    return _common(same, 0)
+    return _common(tokens[np.arange(n), np.arange(n)], 0)
 
 
-def _common(x: Array, axis: int) -> Array:
-    """Return what is the same along an axis."""
+def _common(x: Array, axis: int, beside: Array | float = 0.0) -> Array:
+    """Return what is the same along an axis, to rounding of what enters every feature, the last axis."""
     first = np.take(x, [0], axis)
-    if np.abs(x - first).max() > TOLERANCE * max(np.abs(x).max(), 1e-30):
+    scale = np.abs(x).max(tuple(range(x.ndim - 1))) + beside
+    if (np.abs(x - first) > ROUNDED * scale).any():
         raise NotReadError("belongs to a block that treats tokens differently by their position")
     return np.squeeze(first, axis)
 
@@ -723,7 +856,7 @@ def _compare(network: Chain, run: Callable[[Tensor], Tensor], shape: tuple[int, 
     for x in torch.randn(4, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)):
         theirs, ours = run(x.flatten()), network(x).flatten()
         apart = float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-30))
-        if not apart <= 10 * TOLERANCE:
+        if not apart <= TOLERANCE:
             raise UnsupportedModelError(f"the network that was read differs from the file's own values by {apart:.1g}.")
 
 

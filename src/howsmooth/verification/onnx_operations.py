@@ -17,7 +17,65 @@ class NotReadError(Exception):
     """A node does something that no map here does."""
 
 
+# The operations that are read, with the options that are looked at; any other option must have its default.
+READ: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("MatMul", "Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Reciprocal", "Where"), ()),
+    **dict.fromkeys(("Relu", "Tanh", "Erf", "Sigmoid", "Identity", "Expand"), ()),
+    "Reshape": ("allowzero",),
+    "Transpose": ("perm",),
+    **dict.fromkeys(("Unsqueeze", "Squeeze"), ("axes",)),
+    "Gather": ("axis",),
+    "Slice": ("starts", "ends", "axes"),
+    "ReduceMean": ("axes", "keepdims", "noop_with_empty_axes"),
+    "Conv": ("strides", "pads", "dilations", "group", "kernel_shape", "auto_pad"),
+    "Gemm": ("alpha", "beta", "transA", "transB"),
+    "Flatten": ("axis",),
+    "Concat": ("axis",),
+    "Cast": ("to", "saturate"),
+    "Dropout": ("ratio", "seed"),
+    "Einsum": ("equation",),
+    "Gelu": ("approximate",),
+    "Softmax": ("axis",),
+    "LayerNormalization": ("axis", "epsilon", "stash_type"),
+    "BatchNormalization": ("epsilon", "momentum"),
+}
+
+
+def options_of(node: Any, opset: int) -> dict[str, Any]:
+    """Return the options of a node, with the defaults of its opset.
+
+    Raises:
+        NotReadError: If it has one that is not looked at, with another value than its default.
+    """
+    from onnx import defs, helper
+
+    try:
+        known = defs.get_schema(node.op_type, opset).attributes
+    except defs.SchemaError as error:
+        raise NotReadError(f"is unknown to ONNX of opset {opset}") from error
+    found = {
+        name: helper.get_attribute_value(schema.default_value)
+        for name, schema in known.items()
+        if schema.default_value.type
+    }
+    defaults = dict(found)
+    found |= {option.name: helper.get_attribute_value(option) for option in node.attribute}
+    for name, value in found.items():
+        if name not in known or (name not in READ[node.op_type] and value != defaults.get(name)):
+            raise NotReadError(f"has the option {name} = {value}, which is not read")
+    if node.op_type == "Cast" and helper.tensor_dtype_to_np_dtype(found["to"]).kind != "f":
+        raise NotReadError("turns numbers into whole numbers or truth values")
+    return {name: value.decode() if isinstance(value, bytes) else value for name, value in found.items()}
+
+
+def aligned(x: Array, rank: int) -> Array:
+    """Return columns of tensors as those of tensors with more axes in front, as broadcasting adds them."""
+    return x.reshape(len(x), *(1,) * (rank + 1 - x.ndim), *x.shape[1:])
+
+
 def _reshape(options: dict[str, Any], x: Array, shape: Array) -> Array:
+    if options.get("allowzero") and 0 in shape:
+        raise NotReadError("makes a tensor without numbers")
     wanted = [x.shape[k + 1] if size == 0 else int(size) for k, size in enumerate(shape)]
     return x.reshape(len(x), *wanted)
 
@@ -58,7 +116,12 @@ def _slice(options: dict[str, Any], x: Array, *given: Array) -> Array:
 
 
 def _mean(options: dict[str, Any], x: Array, axes: Array | None = None) -> Array:
-    return x.mean(axes_of(options, axes, x.ndim - 1), keepdims=bool(options.get("keepdims", 1)))
+    given = options.get("axes") if axes is None else axes
+    if not np.size(given if given is not None else ()):  # none: all of them, or the node does nothing
+        if options.get("noop_with_empty_axes"):
+            return x
+        given = range(x.ndim - 1)
+    return x.mean(axes_of({"axes": given}, None, x.ndim - 1), keepdims=bool(options["keepdims"]))
 
 
 def _conv(options: dict[str, Any], x: Array, weight: Array) -> Array:
@@ -67,8 +130,10 @@ def _conv(options: dict[str, Any], x: Array, weight: Array) -> Array:
         raise NotReadError(f"is a convolution in {dimensions} dimensions")
     if (
         any(options.get("pads") or ())
+        or options["auto_pad"] not in ("NOTSET", "VALID")
         or any(step != 1 for step in options.get("dilations") or [1])
-        or options.get("group", 1) != 1
+        or options["group"] != 1
+        or tuple(options.get("kernel_shape") or weight.shape[2:]) != weight.shape[2:]
     ):
         raise NotReadError("is a convolution with padding, dilation or groups")
     flat = torch.from_numpy(x.reshape(-1, *x.shape[2:]))
@@ -77,19 +142,40 @@ def _conv(options: dict[str, Any], x: Array, weight: Array) -> Array:
     return found.numpy().reshape(len(x), -1, *found.shape[1:])
 
 
+def _matmul(options: dict[str, Any], x: Array, y: Array) -> Array:
+    if x.ndim == 2 and y.ndim > 2:
+        raise NotReadError("multiplies one vector by many matrices")
+    x = aligned(x, max(x.ndim - 1, y.ndim)) if y.ndim > 2 else x
+    if len(x) == 1 and y.ndim == 2 and x.size * y.shape[1] <= 2**24:
+        # one product after the other: tokens with the same numbers have the same sums, unlike those of blocks
+        return (x[..., None] * y).sum(-2)
+    return x @ y
+
+
 def _gemm(options: dict[str, Any], x: Array, weight: Array) -> Array:
-    if options.get("transA"):
+    if options["transA"]:
         raise NotReadError("transposes its input")
-    return options.get("alpha", 1.0) * x @ (weight.T if options.get("transB") else weight)
+    return options["alpha"] * _matmul({}, x, weight.T if options["transB"] else weight)
 
 
 def _flatten(options: dict[str, Any], x: Array) -> Array:
-    axis = options.get("axis", 1)
+    axis = options["axis"] % x.ndim if options["axis"] >= 0 else options["axis"] % (x.ndim - 1)
     return x.reshape(len(x), int(np.prod(x.shape[1 : axis + 1])), -1)
 
 
 def _cast(options: dict[str, Any], x: Array) -> Array:
     return x
+
+
+def _dropout(options: dict[str, Any], x: Array, ratio: Array | None = None, training: Array | None = None) -> Array:
+    if training is not None and bool(np.any(training)):
+        raise NotReadError("drops numbers by chance")
+    return x
+
+
+def _expand(options: dict[str, Any], x: Array, shape: Array) -> Array:
+    wanted = np.broadcast_shapes(x.shape[1:], tuple(int(size) for size in shape))
+    return np.broadcast_to(aligned(x, len(wanted)), (len(x), *wanted))
 
 
 OPERATIONS: dict[str, Callable[..., Array]] = {
@@ -105,7 +191,7 @@ OPERATIONS: dict[str, Callable[..., Array]] = {
     "Flatten": _flatten,
     "Identity": _cast,
     "Cast": _cast,
-    "Dropout": _cast,
-    "MatMul": lambda options, x, y: x @ y,
-    "Expand": lambda options, x, shape: np.broadcast_to(x, (len(x), *np.broadcast_shapes(x.shape[1:], tuple(shape)))),
+    "Dropout": _dropout,
+    "MatMul": _matmul,
+    "Expand": _expand,
 }

@@ -2,20 +2,25 @@
 
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, FieldError, FileError, ShapeError
 
-# Σ coefficient · variable ≥ constant.
-Atom = tuple[dict[tuple[str, int], float], float]
+# Σ coefficient · variable ≥ constant, or > where it is strict.
+Atom = tuple[dict[tuple[str, int], float], float, bool]
+# Conditions are multiplied out into sets of inequalities, and read by recursion.
+MOST_SETS, DEEPEST = 10_000, 100
+# What other solvers are told, and says nothing about the network.
+SILENT = ("set-logic", "set-info", "set-option", "check-sat", "get-model", "exit")
+VARIABLE = re.compile(r"([XY])_(0|[1-9]\d{0,8})")
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +31,8 @@ class Property:
         lower: The least value of every input, one number each, in the shape of the inputs; for a map on tokens (n, d).
         upper: The largest.
         unsafe: Sets of outputs, each a pair (A, b) for :math:`\{y: Ay\ge b\}`; their union is unsafe.
+        strict: Of every set, which of its inequalities are strict, :math:`>` in place of :math:`\ge`; none by default.
+            Proofs exclude the boundary too; an output on it violates nothing.
 
     Example:
         >>> robust = Property.robust(torch.zeros(2), eps=0.1, label=0, classes=3)
@@ -36,18 +43,32 @@ class Property:
     lower: Float[Tensor, "*inputs"]
     upper: Float[Tensor, "*inputs"]
     unsafe: tuple[tuple[Float[Tensor, "_ outputs"], Float[Tensor, " _"]], ...]
+    strict: tuple[Bool[Tensor, " _"], ...] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse an empty box."""
+        """Refuse an empty box, and sets of no outputs."""
         if self.lower.shape != self.upper.shape or not self.lower.ndim:
             raise ShapeError(
                 f"lower and upper must be one number for each input, got {tuple(self.lower.shape)} and "
                 f"{tuple(self.upper.shape)}."
             )
-        if not bool((self.lower <= self.upper).all()):
-            raise FieldError("every lower bound of an input must be a number below its upper bound.", field="lower")
+        if not bool((self.lower <= self.upper).all() & self.lower.isfinite().all() & self.upper.isfinite().all()):
+            raise FieldError(
+                "every input needs a finite lower bound that is not above its finite upper bound.", field="lower"
+            )
         if not self.unsafe:
             raise FieldError("a property says which outputs are unsafe; this one names none.", field="unsafe")
+        shapes = [(tuple(A.shape), tuple(b.shape)) for A, b in self.unsafe]
+        if any(len(A) != 2 or 0 in A or b != A[:1] or A[1] != shapes[0][0][-1] for A, b in shapes):
+            raise ShapeError(
+                "an unsafe set is a matrix A with a column for each output and a row for each inequality, and as many "
+                f"numbers b; got {shapes}.",
+                field="unsafe",
+            )
+        if not all(bool(x.isfinite().all()) for pair in self.unsafe for x in pair):
+            raise FieldError("the coefficients and constants of unsafe sets must be finite.", field="unsafe")
+        if self.strict is not None and [x.shape for x in self.strict] != [b.shape for _A, b in self.unsafe]:
+            raise ShapeError("strict has one truth value for every inequality of every unsafe set.", field="strict")
 
     @classmethod
     def robust(cls, x: Tensor, *, eps: float | Tensor, label: int, classes: int) -> "Property":
@@ -59,10 +80,23 @@ class Property:
             label: The class.
             classes: How many classes there are.
         """
+        if not (classes >= 2 and 0 <= label < classes):
+            raise FieldError(
+                f"label must be one of at least two classes, 0 to classes - 1; got label {label} of {classes}.",
+                field="label",
+            )
         x = x.detach().double()
         rows = torch.eye(classes, dtype=torch.float64) - torch.eye(classes, dtype=torch.float64)[label]
         rivals = [k for k in range(classes) if k != label]
         return cls(x - eps, x + eps, tuple((rows[k : k + 1], x.new_zeros(1)) for k in rivals))
+
+    def violated_by(self, y: Float[Tensor, " outputs"]) -> bool:
+        """Tell whether an output is unsafe."""
+        strict = self.strict or [torch.zeros_like(b, dtype=torch.bool) for _A, b in self.unsafe]
+        return any(
+            bool(torch.where(more, A @ y > b, A @ y >= b).all())
+            for (A, b), more in zip(self.unsafe, strict, strict=True)
+        )
 
 
 def read_vnnlib(path: str | Path) -> Property:
@@ -75,53 +109,77 @@ def read_vnnlib(path: str | Path) -> Property:
         raise FileError(f"{path} is no text, as a property in VNN-LIB is; unpack it if it is packed.") from error
     if not re.search(r"\(\s*(assert|declare-network)", text):
         raise FileError(f"{path} is no property in VNN-LIB: it holds no (assert …), so that it bounds no input.")
-    conditions, width = (_second_version if "(declare-network" in text else _first_version)(path, text)
+    conditions, sizes = (_second_version if "(declare-network" in text else _first_version)(path, text)
     bounds: tuple[dict[int, float], dict[int, float]] = ({}, {})
-    unsafe: list[list[Atom]] = [[]]
+    unsafe, said = [list[Atom]()], False
     for either in conditions:
         if len(either) == 1:  # conditions that hold together: some may be bounds
             of_inputs = [
                 atom for atom in either[0] if [name for name, _k in atom[0]] == ["X"] and all(atom[0].values())
             ]
             for atom in of_inputs:
-                _tighten(bounds, atom)
+                _tighten(path, bounds, atom)
             others = [[atom for atom in either[0] if atom not in of_inputs]]
+            said = said or bool(others[0]) or not either[0]
         else:
-            others = either
+            others, said = either, True
         if any(name == "X" for terms in others for atom in terms for name, _k in atom[0]):
             raise FileError(f"{path} has a condition on inputs that is no bound of one of them: a box is needed.")
-        unsafe = [[*old, *new] for old in unsafe for new in others]
-    size = max(max(bounds[0], default=-1), max(bounds[1], default=-1)) + 1
-    missing = [k for k in range(size) if k not in bounds[0] or k not in bounds[1]]
-    if missing or not size:
-        raise FileError(f"{path} does not bound X_{missing[0] if missing else 0} on both sides.")
+        unsafe = _all_of(path, [unsafe, others])
+    size = max(sizes["X"], max(bounds[0], default=-1) + 1, max(bounds[1], default=-1) + 1)
+    missing = next((k for k in range(size) if k not in bounds[0] or k not in bounds[1]), None)
+    if missing is not None or not size:
+        raise FileError(f"{path} does not bound X_{missing or 0} on both sides.")
+    if not said:
+        raise FieldError(f"a property says which outputs are unsafe; {path} names none.", field="unsafe")
+    if not unsafe:
+        raise FieldError(f"no output is unsafe by {path}: its conditions on outputs never hold.", field="unsafe")
     lower, upper = (torch.tensor([side[k] for k in range(size)], dtype=torch.float64) for side in bounds)
-    return Property(lower, upper, tuple(_rows(part, width) for part in unsafe if part))
+    sets = [_rows(part, sizes["Y"]) for part in unsafe]
+    strict = tuple(strict for _A, _b, strict in sets)
+    return Property(lower, upper, tuple((A, b) for A, b, _strict in sets), strict)
 
 
-def _first_version(path: str | Path, text: str) -> tuple[list[list[list[Atom]]], int]:
-    """Return every condition as alternatives, and how many outputs there are."""
+def _first_version(path: str | Path, text: str) -> tuple[list[list[list[Atom]]], dict[str, int]]:
+    """Return every condition as alternatives, and how many inputs and outputs there are."""
     forms = list(_forms(path, text))
-    named = [form[1] for form in forms if form[0] in ("declare-const", "declare-fun")]
-    outputs = [int(name[2:]) for name in named if name.startswith("Y_")]
-    return [_either(path, form[1]) for form in forms if form[0] == "assert"], max(outputs, default=-1) + 1
+    declared: dict[str, set[int]] = {"X": set(), "Y": set()}
+    for form in forms:
+        if form[:1] in (["declare-const"], ["declare-fun"]):
+            named = VARIABLE.fullmatch(form[1]) if len(form) > 1 and isinstance(form[1], str) else None
+            if named is None:
+                raise FileError(f"{path} declares something other than inputs X_0, … and outputs Y_0, ….")
+            declared[named[1]].add(int(named[2]))
+        elif not (form[:1] == ["assert"] and len(form) == 2) and (not form or form[0] not in SILENT):
+            raise FileError(f"{path} has a form that is neither a declaration nor (assert CONDITION): {_short(form)}.")
+    for name, numbers in declared.items():
+        if numbers and max(numbers) >= len(numbers):
+            raise FileError(f"{path} declares {name}_{max(numbers)}, but not all of {name}_0 to {name}_{max(numbers)}.")
+    conditions = [_either(path, form[1]) for form in forms if form[0] == "assert"]
+    sizes = {name: len(numbers) for name, numbers in declared.items()}
+    for either in conditions:
+        for name, k in (key for terms in either for atom in terms for key in atom[0]):
+            if k >= sizes[name] and (name == "Y" or sizes["X"]):
+                raise FileError(f"{path} speaks of {name}_{k}, which it does not declare.")
+    return conditions, sizes
 
 
-def _second_version(path: str | Path, text: str) -> tuple[list[list[list[Atom]]], int]:
+def _second_version(path: str | Path, text: str) -> tuple[list[list[list[Atom]]], dict[str, int]]:
     """Likewise, by the parser of the standard."""
     try:
         import vnnlib
     except ImportError as error:
         raise AssumptionError("VNN-LIB 2.0 needs the package vnnlib: pip install 'howsmooth[onnx]'.") from error
+    _forms(path, text)  # its parentheses match, and are not too deep for a parser that recurs
     try:
         query = vnnlib.parse_query_string(text)
     except vnnlib.VNNLibException as error:
         raise FileError(f"{path} is no VNN-LIB that can be read: {error}") from error
-    sizes = [(len(net.inputs), len(net.outputs), len(net.hidden)) for net in query.networks]
-    if sizes != [(1, 1, 0)]:
+    if [(len(net.inputs), len(net.outputs), len(net.hidden)) for net in query.networks] != [(1, 1, 0)]:
         raise FileError(f"{path} must speak of one network with one input and one output tensor.")
+    net = query.networks[0]
     conditions = [[list(map(partial(_atom, path), terms)) for terms in a.expr.to_dnf()] for a in query.assertions]
-    return conditions, math.prod(query.networks[0].outputs[0].shape)
+    return conditions, {"X": math.prod(net.inputs[0].shape), "Y": math.prod(net.outputs[0].shape)}
 
 
 def _atom(path: str | Path, comparison: Any) -> Atom:
@@ -139,62 +197,75 @@ def _atom(path: str | Path, comparison: Any) -> Atom:
                 place = place * size + index
             name = ("X" if term.var.kind.name == "Input" else "Y", place)
             terms[name] = terms.get(name, 0.0) + side * term.coeff
-    return terms, constant
+    return terms, constant, "Than" in kind
 
 
-def _forms(path: str | Path, text: str) -> Iterator[list[Any]]:
+def _forms(path: str | Path, text: str) -> list[list[Any]]:
+    """Return the lists of words and lists at the top of a text."""
     stack: list[list[Any]] = [[]]
     for word in re.findall(r"[()]|[^\s()]+", re.sub(r";[^\n]*", "", text)):
         if word == "(":
             stack.append([])
+            if len(stack) > DEEPEST:
+                raise FileError(f"{path} has more than {DEEPEST} parentheses inside each other.")
         elif word == ")":
             if len(stack) == 1:
                 raise FileError(f"{path} closes more parentheses than it opens.")
             done = stack.pop()
-            if len(stack) == 1:
-                yield done
             stack[-1].append(done)
         else:
             stack[-1].append(word)
     if len(stack) > 1:
         raise FileError(f"{path} does not close all its parentheses.")
+    if words := [form for form in stack[0] if isinstance(form, str)]:
+        raise FileError(f"{path} has words outside all parentheses: {_short(words[0])}.")
+    return stack[0]
 
 
 def _either(path: str | Path, form: Any) -> list[list[Atom]]:
     """Return a condition as alternatives, each a list of inequalities that hold together."""
-    head, *parts = form if isinstance(form, list) else [form]
-    if head == "or":
+    head, *parts = form if isinstance(form, list) and form else [form or "()"]
+    if head == "or":  # of nothing: never
         return [terms for part in parts for terms in _either(path, part)]
-    if head == "and":
-        found: list[list[Atom]] = [[]]
-        for part in parts:
-            found = [[*old, *new] for old in found for new in _either(path, part)]
-        return found
+    if head == "and":  # of nothing: always
+        return _all_of(path, [_either(path, part) for part in parts])
     if head in ("<=", ">=", "<", ">") and len(parts) == 2:
         left, right = (_linear(path, part) for part in parts)
         sign = 1 if head in (">=", ">") else -1
         names = {*left[0], *right[0]}
         terms = {name: sign * (left[0].get(name, 0.0) - right[0].get(name, 0.0)) for name in names}
-        return [[(terms, sign * (right[1] - left[1]))]]
-    raise FileError(f"{path} has a condition that is not read: {head}.")
+        return [[(terms, sign * (right[1] - left[1]), head in ("<", ">"))]]
+    raise FileError(f"{path} has a condition that is not read: {_short(head)}.")
+
+
+def _all_of(path: str | Path, conditions: list[list[list[Atom]]]) -> list[list[Atom]]:
+    """Return conditions that hold together as one, multiplied out."""
+    found: list[list[Atom]] = [[]]
+    for either in conditions:
+        if len(found) * len(either) > MOST_SETS:
+            raise FileError(f"{path} has more than {MOST_SETS:,} unsafe sets, when its conditions are multiplied out.")
+        found = [[*old, *new] for old in found for new in either]
+    return found
+
+
+def _short(form: Any) -> str:
+    return str(form)[:40]
 
 
 def _linear(path: str | Path, form: Any) -> tuple[dict[tuple[str, int], float], float]:
     if isinstance(form, str):
-        named = re.fullmatch(r"([XY])_(\d+)", form)
-        if named:
+        if named := VARIABLE.fullmatch(form):
             return {(named[1], int(named[2])): 1.0}, 0.0
-        try:
-            return {}, float(form)
-        except ValueError:
-            raise FileError(f"{path} has a term that is not read: {form}.") from None
-    head, *parts = form
+        if not NUMBER.fullmatch(form) or math.isinf(float(form)):
+            raise FileError(f"{path} has a term that is not read: {_short(form)}.")
+        return {}, float(form)
+    head, *parts = form or ["()"]
     terms = [_linear(path, part) for part in parts]
     if head == "*" and len(terms) == 2 and (not terms[0][0] or not terms[1][0]):
         (names, constant), factor = (terms[1], terms[0][1]) if not terms[0][0] else (terms[0], terms[1][1])
         return {name: factor * c for name, c in names.items()}, factor * constant
     if head not in ("+", "-") or not terms:
-        raise FileError(f"{path} has a term that is not read: {head}.")
+        raise FileError(f"{path} has a term that is not read: {_short(head)}.")
     signs = [1.0] * len(terms) if head == "+" else [1.0 if k == 0 < len(terms) - 1 else -1.0 for k in range(len(terms))]
     total: dict[tuple[str, int], float] = {}
     for sign, (names, _constant) in zip(signs, terms, strict=True):
@@ -203,15 +274,20 @@ def _linear(path: str | Path, form: Any) -> tuple[dict[tuple[str, int], float], 
     return total, sum(sign * constant for sign, (_names, constant) in zip(signs, terms, strict=True))
 
 
-def _tighten(bounds: tuple[dict[int, float], dict[int, float]], atom: Atom) -> None:
-    ((_name, k), c), constant = next(iter(atom[0].items())), atom[1]
+def _tighten(path: str | Path, bounds: tuple[dict[int, float], dict[int, float]], atom: Atom) -> None:
+    ((_name, k), c), constant, strict = next(iter(atom[0].items())), atom[1], atom[2]
+    if strict:
+        raise FileError(f"{path} bounds X_{k} by a strict inequality; a box has its ends: write <= or >=.")
     side, pick = (bounds[0], max) if c > 0 else (bounds[1], min)
     side[k] = pick(side.get(k, constant / c), constant / c)
 
 
-def _rows(part: list[Atom], width: int) -> tuple[Tensor, Tensor]:
+def _rows(part: list[Atom], width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a set of outputs as a matrix, constants, and which inequalities are strict; all of them is 0 ≥ 0."""
+    part = part or [({}, 0.0, False)]
     A = torch.zeros(len(part), width, dtype=torch.float64)
-    for row, (terms, _constant) in enumerate(part):
+    for row, (terms, _constant, _strict) in enumerate(part):
         for (_name, k), c in terms.items():
             A[row, k] = c
-    return A, torch.tensor([constant for _terms, constant in part], dtype=torch.float64)
+    b = torch.tensor([constant for _terms, constant, _strict in part], dtype=torch.float64)
+    return A, b, torch.tensor([strict for _terms, _constant, strict in part])

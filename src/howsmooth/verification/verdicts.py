@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from jaxtyping import Float
@@ -20,9 +20,13 @@ from howsmooth.proof_files import write_proof
 from howsmooth.rounding import BOX_UNITS, MARGIN_SHARE
 from howsmooth.verification.box_symbols import BoxSymbols
 from howsmooth.verification.branch_and_bound import BentUnits, MarginFunction, split
+from howsmooth.verification.guard import ROOM, agree, sampled
 from howsmooth.verification.network_expansion import LinearStage, expand
 from howsmooth.verification.properties import Property, read_vnnlib
 from howsmooth.verification.taylor_model import NEVER, Deadline, OutOfTimeError, TaylorModel
+
+if TYPE_CHECKING:
+    from howsmooth.verification.onnx_network import AsItRuns
 
 ATTACK_STEPS, ATTACK_STARTS = 20, 4
 # Second orders are bounded by products of ranges; by forms for scores and hidden units; by forms everywhere.
@@ -43,6 +47,7 @@ class Verdict:
         counterexample: An input of the box whose output is unsafe, if one was found.
         outputs: Its output.
         seconds: How long it took, by the clock of the call.
+        why: Why it is unknown, where that is not for want of time.
         nodes: How many pieces the box was split into, by the signs of hidden units.
         level: How closely second orders were bounded: 0, 1 or 2.
         uses: Of the margin that is proven least: its value at the centre, and what each kind of change takes off.
@@ -53,6 +58,7 @@ class Verdict:
     counterexample: Float[Tensor, " inputs"] | None
     outputs: Float[Tensor, " outputs"] | None
     seconds: float
+    why: str = ""
     nodes: int = 0
     level: int = 0
     uses: dict[str, float] | None = None
@@ -94,9 +100,10 @@ class Verdict:
         how = {
             "proven": f"no input of the box is unsafe ({self.nodes} pieces)",
             "falsified": "an input of the box is unsafe: see .counterexample",
-            "unknown": "neither a proof nor a counterexample was found",
+            "unknown": self.why or "neither a proof nor a counterexample was found",
         }
-        return f"Verdict({self.status}: {how[self.status]}, {self.seconds:.1f} s)"
+        where = " in real arithmetic" if self.status == "proven" else ""
+        return f"Verdict({self.status}{where}: {how[self.status]}, {self.seconds:.1f} s)"
 
 
 def verify(
@@ -125,7 +132,7 @@ def verify(
     if not timeout > 0:
         raise AssumptionError(f"timeout must be a positive number of seconds, got {timeout}.", field="timeout")
     wanted = property if isinstance(property, Property) else read_vnnlib(property)
-    run: Callable[[Tensor], Tensor] | None = None
+    run: "AsItRuns | None" = None
     if isinstance(network, str | Path):
         from howsmooth.verification.onnx_network import read_and_run
 
@@ -141,11 +148,14 @@ def verify(
             field="network",
         )
     whole, deadline = _Network.of(network, wanted), Deadline(started + timeout, clock)
-    found = _falsify(whole, wanted, run, deadline)
+    found, ends = _falsify(whole, wanted, run, deadline)
     if found is not None:
         margins = torch.full((len(wanted.unsafe),), torch.nan, dtype=torch.float64)
         return Verdict("falsified", margins, *found, clock() - started)
-    return _prove(whole, wanted, started, deadline)
+    apart = None
+    if run is not None:
+        apart = agree(whole.outputs, whole.to(run.dtype).outputs, run, sampled(*_box(wanted), ends))
+    return _prove(whole, wanted, apart, started, deadline)
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +171,14 @@ class _Network:
             raise AssumptionError(f"proofs need float64, got {network.dtype}: use network.to(torch.float64).")
         maps = network.maps if isinstance(network, Chain) else (network,)
         embedding = maps[0]
-        if not isinstance(embedding, Affine):
+        if isinstance(embedding, Affine) and len(maps) == 1:  # nothing else: its inputs are the tokens
+            size = embedding.weight[0, 0].numel()
+            identity = torch.eye(size, dtype=torch.float64).reshape(
+                *embedding.weight.shape[2:], *embedding.weight.shape[2:]
+            )
+            embedding = Affine(weight=identity, bias=torch.zeros_like(identity[..., 0, 0]))
+            maps = (embedding, *maps)
+        elif not isinstance(embedding, Affine):
             shape = tuple(wanted.lower.shape)
             if len(shape) != 2:
                 raise ShapeError(
@@ -185,6 +202,9 @@ class _Network:
             )
         return found
 
+    def to(self, dtype: torch.dtype) -> "_Network":
+        return _Network(self.embedding.to(dtype), self.rest.to(dtype))
+
     def outputs(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
         return self.rest(self.tokens(x)).flatten(-2)
 
@@ -193,47 +213,67 @@ class _Network:
 
 
 def _falsify(
-    network: _Network, wanted: Property, run: Callable[[Tensor], Tensor] | None, deadline: Deadline
-) -> tuple[Tensor, Tensor] | None:
-    """Look for an unsafe input by steps along signs of gradients, from the centre and from random corners."""
+    network: _Network, wanted: Property, run: "AsItRuns | None", deadline: Deadline
+) -> tuple[tuple[Tensor, Tensor] | None, Float[Tensor, "attacks inputs"]]:
+    """Look for an unsafe input by steps along signs of gradients, from the centre and from random corners.
+
+    Returns:
+        An unsafe input with its output, if one was found; and where the attack of every unsafe set ended.
+    """
     generator = torch.Generator().manual_seed(0)
-    (centre, half), lower, upper = _box(wanted), wanted.lower.flatten(), wanted.upper.flatten()
+    centre, half = _box(wanted)
     sets = len(wanted.unsafe)
+    best, ends = torch.full((sets,), -torch.inf, dtype=torch.float64), centre.repeat(sets, 1)
+
+    def sides() -> Tensor:
+        corners = torch.zeros(sets, len(centre), dtype=torch.float64)
+        return corners.bernoulli_(generator=generator).mul_(2).sub_(1)
+
     for restart in range(ATTACK_STARTS):
-        start = torch.zeros(sets, len(centre), dtype=torch.float64)
-        if restart:
-            start.bernoulli_(generator=generator).mul_(2).sub_(1)
-        xi = start
+        xi = sides() if restart else torch.zeros(sets, len(centre), dtype=torch.float64)
         for step in range(ATTACK_STEPS):
             if deadline.passed:
-                return None
+                return None, ends
             xi = xi.detach().requires_grad_()
             y = network.outputs(centre + half * xi)
             inside = torch.stack([(A @ y[k] - b).min() for k, (A, b) in enumerate(wanted.unsafe)])
             for k in (inside >= 0).nonzero().squeeze(-1).tolist():
-                x = (centre + half * xi[k].detach()).clamp(lower, upper)
-                found = _replayed(x, network, wanted, run)
+                found = _replayed(centre + half * xi[k].detach(), network, wanted, run)
                 if found is not None:
-                    return found
+                    return found, ends
             (gradient,) = torch.autograd.grad(inside.sum(), xi)
-            xi = (xi.detach() + 2 * (1 - step / ATTACK_STEPS) ** 2 * gradient.sign()).clamp(-1, 1)
+            better = inside.detach() > best
+            best = torch.where(better, inside.detach(), best)
+            ends = torch.where(better[:, None], (centre + half * xi).detach(), ends)
+            direction, flat = gradient.sign(), ~gradient.any(1)
+            if bool(flat.any()):  # as behind units that are off: any direction is as good
+                direction[flat] = sides()[flat]
+            xi = (xi.detach() + 2 * (1 - step / ATTACK_STEPS) ** 2 * direction).clamp(-1, 1)
         if restart and float(inside.detach().max()) < -0.5 * float(inside.detach().abs().max()):
             break  # far from any: proofs are the better use of the time
-    return None
+    return None, ends
 
 
-def _replayed(
-    x: Tensor, network: _Network, wanted: Property, run: Callable[[Tensor], Tensor] | None
-) -> tuple[Tensor, Tensor] | None:
-    """Return an input and its output if the network itself, in its own precision, finds it unsafe."""
+def _replayed(x: Tensor, network: _Network, wanted: Property, run: "AsItRuns | None") -> tuple[Tensor, Tensor] | None:
+    """Return an input of the box and its output if the network itself, in its own precision, finds it unsafe."""
+    lower, upper = wanted.lower.flatten(), wanted.upper.flatten()
+    x = x.clamp(lower, upper)
+    if run is not None:  # the nearest input in this precision, on this side of the ends if there is one
+        x = x.to(run.dtype)
+        one = torch.ones_like(x)
+        x = torch.where(x.double() > upper, torch.nextafter(x, -torch.inf * one), x)
+        x = torch.where(x.double() < lower, torch.nextafter(x, torch.inf * one), x).double()
     y = network.outputs(x) if run is None else run(x)
-    unsafe = any(bool((A @ y >= b).all()) for A, b in wanted.unsafe)
-    return (x, y) if unsafe else None
+    return (x, y) if wanted.violated_by(y) else None
 
 
-def _prove(network: _Network, wanted: Property, started: float, deadline: Deadline) -> Verdict:
+def _prove(
+    network: _Network, wanted: Property, apart: Float[Tensor, " outputs"] | None, started: float, deadline: Deadline
+) -> Verdict:
     rows = torch.cat([A for A, _b in wanted.unsafe])
-    bounds = torch.cat([b for _A, b in wanted.unsafe])
+    # what the network may put out besides what was read is taken off every margin
+    guarded = torch.zeros(len(rows), dtype=torch.float64) if apart is None else rows.abs() @ apart
+    bounds = torch.cat([b for _A, b in wanted.unsafe]) - guarded
     place = torch.cat([torch.full((len(b),), k) for k, (_A, b) in enumerate(wanted.unsafe)])
     best = torch.full((len(rows),), -torch.inf, dtype=torch.float64)
     nodes, uses, level, levels = 0, None, 0, LEVELS
@@ -258,7 +298,7 @@ def _prove(network: _Network, wanted: Property, started: float, deadline: Deadli
             # the next level takes about three times as long as this one, and leaves less to split
             outcome = split(units, margins.objective(row), deadline if last else enough)
             nodes += outcome.nodes
-            best[row] = max(float(best[row]), outcome.lower if not outcome.positive else max(outcome.lower, 1e-300))
+            best[row] = max(float(best[row]), outcome.lower)
             if not outcome.positive:
                 break
         uses = margins.uses(int(margins.lower.argmin()))
@@ -268,7 +308,13 @@ def _prove(network: _Network, wanted: Property, started: float, deadline: Deadli
     if uses is None:  # time was over before there was any bound
         per_set = torch.full_like(per_set, torch.nan)
     status: Literal["proven", "unknown"] = "proven" if bool((per_set > 0).all()) else "unknown"
-    return Verdict(status, per_set, None, None, deadline.clock() - started, nodes, level, uses)
+    why = ""
+    if status == "unknown" and _all_excluded(best + guarded, place):
+        why = (
+            f"the network as it runs differs from what was read by up to {float(guarded.max()) / ROOM:.1g} in margins, "
+            f"which must exceed {ROOM:g} times that"
+        )
+    return Verdict(status, per_set, None, None, deadline.clock() - started, why, nodes, level, uses)
 
 
 def _cost_of_forms(network: _Network, model: TaylorModel) -> float:
