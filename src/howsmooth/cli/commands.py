@@ -6,9 +6,10 @@ import logging
 import re
 import sys
 import tomllib
+import traceback
 import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -231,7 +232,8 @@ def load(name: str) -> Any:
     return typer.main.get_command(alone)
 
 
-MISUSE = 2
+# What ends in a sentence, and what is a fault of the library (EX_SOFTWARE).
+MISUSE, FAULT = 2, 70
 
 app = typer.Typer(
     cls=Commands,
@@ -288,8 +290,16 @@ def run() -> None:
     except (MemoryError, OverflowError, RuntimeError) as error:  # RecursionError is a RuntimeError
         sentence = too_large(error)
         if sentence is None:
-            raise
+            _fail()
         _refuse(sentence)
+    except Exception:
+        _fail()
+
+
+def _fail() -> NoReturn:
+    """End by a code of its own where the library itself fails: 1 is the answer of some commands."""
+    traceback.print_exc()
+    sys.exit(FAULT)
 
 
 def _refuse(sentence: str, *, lost: bool = False) -> None:

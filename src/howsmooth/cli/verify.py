@@ -7,7 +7,7 @@ import typer
 
 from howsmooth.cli.options import OptionJson, OptionThreads, set_threads
 from howsmooth.cli.printing import print_json, say
-from howsmooth.errors import FileError
+from howsmooth.errors import FileError, UnsupportedModelError
 from howsmooth.files import require_size, whole
 from howsmooth.wording import number
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from howsmooth.verification import Verdict
 
 # The words of the verification competition, and the exit codes.
-WORDS = {"proven": "unsat", "falsified": "sat", "unknown": "unknown"}
-CODES = {"proven": 0, "falsified": 1, "unknown": 3}
+WORDS = {"proven": "unsat", "falsified": "sat", "unknown": "unknown", "not read": "error"}
+CODES = {"proven": 0, "falsified": 1, "unknown": 3, "not read": 3}
 
 
 def verify(
@@ -37,7 +37,9 @@ def verify(
 ) -> None:
     """Prove that a property holds on a whole box of inputs, or find an input that violates it.
 
-    Exit code 0 for proven, 1 for falsified, 3 for unknown.
+    A proof is about the network in real arithmetic; an input that violates the property does so as the network runs.
+
+    Exit code 0 for proven, 1 for falsified, 3 for unknown or a network that cannot be read.
 
     Example: howsmooth verify NETWORK.onnx PROPERTY.vnnlib --timeout 100
     """
@@ -52,7 +54,17 @@ def verify(
     set_threads(threads)
     from howsmooth.verification import verify as run
 
-    verdict = run(network, property, timeout=timeout)
+    try:
+        verdict = run(network, property, timeout=timeout)
+    except UnsupportedModelError as error:
+        if results is not None:
+            with whole(results) as partial:
+                partial.write_text(WORDS["not read"] + "\n", encoding="utf-8")
+        if json:
+            print_json({"status": "not read", "why": str(error)})
+        else:
+            say(f"Not read: {error}")
+        raise typer.Exit(CODES["not read"]) from error
     if results is not None:
         with whole(results) as partial:
             partial.write_text(competition_result(verdict), encoding="utf-8")
@@ -60,7 +72,7 @@ def verify(
         arrays = {name: getattr(verdict, name) for name in ("margins", "counterexample", "outputs")}
         lists = {name: None if array is None else array.tolist() for name, array in arrays.items()}
         cost = {"seconds": verdict.seconds, "pieces": verdict.nodes, "uses": verdict.uses}
-        print_json({"status": verdict.status} | lists | cost)
+        print_json({"status": verdict.status, "why": verdict.why} | lists | cost)
     else:
         for line in _sentences(verdict, results):
             say(line)
@@ -85,7 +97,9 @@ def _sentences(verdict: "Verdict", results: Path | None) -> list[str]:
     least, uses = float(verdict.margins.min()), verdict.uses or {}
     if verdict.status == "proven":
         how = "" if verdict.nodes <= 1 else f", after splitting into {verdict.nodes} pieces"
-        lines = [f"Proven: no input of the box has an unsafe output ({took}{how})."]
+        lines = [f"Proven in real arithmetic: no input of the box has an unsafe output ({took}{how})."]
+    elif verdict.why:
+        lines = [f"Unknown: {verdict.why} ({took})."]
     elif uses:
         lines = [f"Unknown: neither a proof nor a counterexample ({took}); {number(-least)} are missing."]
     else:

@@ -2,16 +2,13 @@
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import HowsmoothError, UnsupportedModelError
-
-if TYPE_CHECKING:
-    from howsmooth.verification.onnx_network import AsItRuns
 
 # Outputs in the network's own precision are off by rounding, of which the map's own in that precision is an example.
 ROUNDINGS = 100.0
@@ -21,10 +18,29 @@ SHARE = 1e-4
 ROOM = 4.0
 
 
+@dataclass(frozen=True)
+class AsItRuns:
+    """A network itself, from a vector of inputs to one of outputs: whoever calls it runs it in its own precision.
+
+    Attributes:
+        run: The network as it is deployed: by onnxruntime, or as a module.
+        exact: Its nodes one by one in float64; None if a node cannot be run so.
+        dtype: The precision of its inputs.
+    """
+
+    run: Callable[[Tensor], Tensor]
+    exact: Callable[[Tensor], Tensor] | None = None
+    dtype: torch.dtype = torch.float32
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Run the network."""
+        return self.run(x)
+
+
 def agree(
     network: Callable[[Tensor], Tensor],
     single: Callable[[Tensor], Tensor],
-    run: "AsItRuns",
+    run: AsItRuns,
     points: Float[Tensor, "points inputs"],
 ) -> Float[Tensor, " outputs"]:
     """Return how far every output of a map is from the network's at some inputs; margins must exceed that.
@@ -59,7 +75,7 @@ def agree(
     apart_by_share = float((apart / size.max().clamp_min(1e-300)).max())
     if bool((apart > rounding).any()) and not apart_by_share <= SHARE:
         raise UnsupportedModelError(
-            f"the network that was read differs from the file's own values on the box by {apart_by_share:.1g}."
+            f"the network that was read differs from the network's own values by {apart_by_share:.1g}."
         )
     nodes = None if run.exact is None else _exact(run.exact, points)
     if nodes is None or nodes.shape != ours.shape:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -20,13 +20,10 @@ from howsmooth.proof_files import write_proof
 from howsmooth.rounding import BOX_UNITS, MARGIN_SHARE
 from howsmooth.verification.box_symbols import BoxSymbols
 from howsmooth.verification.branch_and_bound import BentUnits, MarginFunction, split
-from howsmooth.verification.guard import ROOM, agree, sampled
+from howsmooth.verification.guard import ROOM, AsItRuns, agree, sampled
 from howsmooth.verification.network_expansion import LinearStage, expand
 from howsmooth.verification.properties import Property, read_vnnlib
 from howsmooth.verification.taylor_model import NEVER, Deadline, OutOfTimeError, TaylorModel
-
-if TYPE_CHECKING:
-    from howsmooth.verification.onnx_network import AsItRuns
 
 ATTACK_STEPS, ATTACK_STARTS = 20, 4
 # Second orders are bounded by products of ranges; by forms for scores and hidden units; by forms everywhere.
@@ -132,7 +129,7 @@ def verify(
     if not timeout > 0:
         raise AssumptionError(f"timeout must be a positive number of seconds, got {timeout}.", field="timeout")
     wanted = property if isinstance(property, Property) else read_vnnlib(property)
-    run: "AsItRuns | None" = None
+    run: AsItRuns | None = None
     if isinstance(network, str | Path):
         from howsmooth.verification.onnx_network import read_and_run
 
@@ -213,7 +210,7 @@ class _Network:
 
 
 def _falsify(
-    network: _Network, wanted: Property, run: "AsItRuns | None", deadline: Deadline
+    network: _Network, wanted: Property, run: AsItRuns | None, deadline: Deadline
 ) -> tuple[tuple[Tensor, Tensor] | None, Float[Tensor, "attacks inputs"]]:
     """Look for an unsafe input by steps along signs of gradients, from the centre and from random corners.
 
@@ -254,7 +251,7 @@ def _falsify(
     return None, ends
 
 
-def _replayed(x: Tensor, network: _Network, wanted: Property, run: "AsItRuns | None") -> tuple[Tensor, Tensor] | None:
+def _replayed(x: Tensor, network: _Network, wanted: Property, run: AsItRuns | None) -> tuple[Tensor, Tensor] | None:
     """Return an input of the box and its output if the network itself, in its own precision, finds it unsafe."""
     lower, upper = wanted.lower.flatten(), wanted.upper.flatten()
     x = x.clamp(lower, upper)
