@@ -836,13 +836,8 @@ def _joined(options: dict[str, Any], parts: list[Any]) -> _AffineForm:
 def _compare(network: Chain, run: AsItRuns, shape: tuple[int, ...]) -> None:
     """Compare the map with the file's own values at random inputs."""
     points = torch.randn(4, math.prod(shape), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    single = network.to(run.dtype)
-    agree(
-        lambda x: network(x.unflatten(1, shape)).flatten(1),
-        lambda x: single(x.unflatten(1, shape)).flatten(1),
-        run,
-        points,
-    )
+    exact, single = (lambda x, f=f: f(x.unflatten(1, shape)).flatten(1) for f in (network, network.to(run.dtype)))
+    agree(exact, single, run, points)
 
 
 def _tensor(x: Array) -> Tensor:
