@@ -42,8 +42,9 @@ def test_a_command_that_cannot_be_imported_breaks_no_other(monkeypatch, howsmoot
     monkeypatch.setitem(sys.modules, "howsmooth.cli.layer_bounds", None)  # as if its file were broken
     assert howsmooth("models").code == 0
     assert "bounds" in howsmooth("--help").out
-    with pytest.raises(ImportError):
-        howsmooth("bounds", "--help")
+    failed = howsmooth("bounds", "--help")
+    assert failed.code == 70  # a fault of the library: 1 is the answer of some commands
+    assert "ImportError" in failed.err
 
 
 def test_a_command_that_does_not_exist_is_refused_with_the_nearest_one(howsmooth):
