@@ -11,6 +11,7 @@ from howsmooth.report.drawing.tables import extent
 from howsmooth.studies.kinds import kind_named
 from howsmooth.studies.kinds.attack import summarise_attacks
 from howsmooth.studies.kinds.budget import summarise_budgets
+from howsmooth.studies.kinds.tokens_in_ball import by_head
 from howsmooth.studies.records import Record, grouped
 from howsmooth.studies.runs.composition import Composition, compositions
 from howsmooth.studies.runs.growth import Growth
@@ -19,8 +20,8 @@ from howsmooth.studies.runs.summary import LayerSummary, growth_of
 from howsmooth.wording import at_least, count, exponent, grows, number, percent
 
 NO_LAW = "no power law"
-# Layers whose constants differ by less are not told apart.
-ALIKE = 1.05
+# Layers whose constants differ by less are not told apart; the worst of one head that do are told as one.
+ALIKE, FLAT = 1.05, 1.01
 
 Records = Sequence[Record[Any, Any]]
 Tell = Callable[[Records], str]
@@ -181,23 +182,35 @@ def _worst(records: Records) -> str:
 
 
 def _regimes(records: Records) -> str:
-    # none where it does not fit a float
-    crossings = [r.answer.crossing for r in records if r.ask.kind == "regimes" and r.answer.crossing is not None]
-    if not crossings:
+    heads = [
+        some
+        for some in by_head(r for r in records if r.ask.kind == "regimes")
+        if some[0].ask.length < some[-1].ask.length and min(r.answer.lower for r in some) > 0
+    ]
+    if not heads:
         return ""
-    return (
-        f"The worst constant stops growing with the number of tokens at {extent(crossings)} tokens, where sequences "
-        "become measures: it depends on the head and the radius."
-    )
+    ends = {(some[0].ask.length, some[-1].ask.length) for some in heads}
+    span = "the shortest to the longest sequences"
+    span = " to ".join(map(number, ends.pop())) + " tokens" if len(ends) == 1 else span
+    grown = [some[-1].answer.lower / some[0].answer.lower for some in heads]
+    rising = sum(some[-1].answer.lower > FLAT * max(r.answer.lower for r in some[:-1]) for some in heads)
+    still = f"still grows there for {rising} of {len(heads)} heads and radii"
+    if len(heads) == 1:
+        still = "still grows there" if rising else "no longer grows there"
+    return f"From {span} the worst constant found is multiplied by {extent(grown)}; it {still}."
 
 
 def _transition(records: Records) -> str:
-    found = [r for r in records if r.ask.kind == "regimes" and r.answer.plateau]
+    every = (r for some in by_head(r for r in records if r.ask.kind == "regimes") for r in some)
+    found = [r for r in every if r.answer.plateau]
     if not found:
         return ""
     longest = max(r.ask.length for r in found)
     shares = [r.answer.lower / r.answer.plateau for r in found if r.ask.length == longest]
-    return f"At {number(longest)} tokens the worst inputs found attain {extent(shares)} times what measures attain."
+    return (
+        f"At {number(longest)} tokens the worst inputs found attain {extent(shares)} times what measures are known to "
+        "attain."
+    )
 
 
 def _splitting(records: Records) -> str:
