@@ -214,8 +214,8 @@ CHARTS = (
         sections=("regimes",),
         rank=10,
         about="The worst constant that was found against the number of tokens, one panel for each head and radius: "
-        "below the bound for so many tokens and what measures attain. At the crossing n* one token is the lightest atom "
-        "of the measure that attains most.",
+        "below the bound for so many tokens and what measures attain. At the crossing n* one token is the lightest "
+        "atom of the measure that attains most.",
         wanted=lambda section: any(drawable(r.answer.lower) for r in section.of_kind("regimes")),
         draw=draw_regimes,
         table=table_regimes,
