@@ -194,7 +194,7 @@ def _regimes(records: Records) -> str:
     span = " to ".join(map(number, ends.pop())) + " tokens" if len(ends) == 1 else span
     grown = [some[-1].answer.lower / some[0].answer.lower for some in heads]
     rising = sum(some[-1].answer.lower > FLAT * max(r.answer.lower for r in some[:-1]) for some in heads)
-    still = f"still grows there for {rising} of {len(heads)} heads and radii"
+    still = f"still grows there for {rising or 'none'} of {len(heads)} heads and radii"
     if len(heads) == 1:
         still = "still grows there" if rising else "no longer grows there"
     return f"From {span} the worst constant found is multiplied by {extent(grown)}; it {still}."

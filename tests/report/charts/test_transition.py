@@ -73,7 +73,7 @@ def test_the_transition_is_in_units_of_plateau_and_crossing():
     assert pairs(rows_of(chart, series="A = −1, R = 2"))[-2:] == [(10.0, 1.0), (100.0, 1.0)]
     # ten tokens are 1e-5 of the crossing: too far to be drawn
     assert [x for x, _y in pairs(rows_of(chart, series="A = −1·I (2×2), R = 2"))] == pytest.approx([1e-4, 1e-3])
-    assert title_of(chart) == "Well below n* the constant grows like n^0.50; well above it is 1 of the plateau"
+    assert title_of(chart) == "Well below n* the worst found grows like n^0.50; well above it is 1 of the plateau"
 
 
 def test_lengths_far_from_the_crossing_make_no_transition():

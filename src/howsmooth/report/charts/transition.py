@@ -151,7 +151,7 @@ def _transition_title(records: Sequence[Record]) -> str:
     said = []
     if slopes:
         ends = extent(slopes, lambda slope: f"n^{exponent(slope)}")
-        said.append(f"well below n* the constant {'grows' if min(slopes) > 0 else 'changes'} like {ends}")
+        said.append(f"well below n* the worst found {'grows' if min(slopes) > 0 else 'changes'} like {ends}")
     said += [f"well above it is {extent(after, functools.partial(number, digits=2))} of the plateau"] if after else []
     words = "; ".join(said) or "the constant around the crossing"
     return words[0].upper() + words[1:]
