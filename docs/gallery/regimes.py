@@ -2,7 +2,7 @@
 From few tokens to measures
 ===========================
 
-The worst constant grows with the number of tokens until masses are light enough, and stays where measures have it.
+The worst constant found grows with the number of tokens until masses are light enough, up to what measures attain.
 """
 
 import altair as alt
@@ -12,7 +12,7 @@ import howsmooth as hs
 
 one = torch.ones(1, 1, dtype=torch.float64)
 found = hs.regimes(hs.Attention.single_head(A=-one, V=one), radius=2.0, lengths=[4**i for i in range(1, 10)])
-print(f"measures attain {found.lower.value:.2f}; the crossing is at n = {found.crossing:.0f}")
+print(found.sentence)
 
 rows = []
 for regime in found.rows:

@@ -48,6 +48,18 @@ def at_least(value: float, digits: int = 5) -> str:
     return _rounded(value, digits, ROUND_FLOOR)
 
 
+def at_least_above(value: float, limit: float, digits: int = 5) -> str:
+    """Write a lower bound that exceeds a limit with as many digits as show that it does.
+
+    >>> at_least_above(5.004, 5.001, 3), at_least_above(7.123, 5.001, 3)
+    ('5.004', '7.12')
+    """
+    exact = _decimal(value)
+    while digits < 17 and rounded(value, digits - 1 - exact.adjusted(), ROUND_FLOOR) <= _decimal(limit):
+        digits += 1
+    return at_least(value, digits)
+
+
 def at_most(value: float, digits: int = 5) -> str:
     """Write an upper bound: rounded up, so that what is claimed stays true.
 
@@ -108,9 +120,11 @@ def exponent(value: float) -> str:
 def grows(factor: float, through: str = "") -> str:
     """Say what becomes of a perturbation that is multiplied by a factor.
 
-    >>> grows(7.2345), grows(0.0647, " through 'mlp'")
-    ('grows 7.23-fold', "shrinks through 'mlp' to 0.0647 of its size")
+    >>> grows(7.2345), grows(0.0647, " through 'mlp'"), grows(0.9999)
+    ('grows 7.23-fold', "shrinks through 'mlp' to 0.0647 of its size", 'keeps its size')
     """
+    if number(factor) == "1":
+        return f"keeps its size{through}"
     if factor < 1:
         return f"shrinks{through} to {number(factor)} of its size"
     return f"grows{through} {number(factor)}-fold"

@@ -28,7 +28,7 @@ def test_a_figure_is_run_drawn_and_told_and_the_second_time_nothing_is_left_to_d
     assert (tmp_path / "o" / "report.html").read_bytes() == page
 
     shown = howsmooth("show", "o").out
-    assert shown.startswith("regimes: The worst constant stops growing")
+    assert shown.startswith("regimes: From 3 to 100,000 tokens the worst constant found is multiplied by ")
     assert second.out == f"{shown}Records and figures are in o.\nThe report is o/report.html.\n"
     assert "length radius lower" in howsmooth("show", "o", "--records").out
 

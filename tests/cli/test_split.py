@@ -50,7 +50,8 @@ def test_figures_are_drawn(howsmooth, line, tmp_path):
     assert done.out.splitlines()[0] == "8.3 % of the pairs in [−6, 6]² split (A = −1, V = 1)"
     assert (tmp_path / "map.svg").read_text(encoding="utf-8").startswith("<svg")
     done = howsmooth("regimes", line, "--radius", "2", "--lengths", "10,100,3000", "--figure", str(tmp_path / "r.svg"))
-    assert done.out.startswith("The constant stops growing near n = 2,981")
+    assert done.out.startswith("At n = 3,000 the largest constant found is ")
+    assert "with atoms as light as one token of 8,944; no measure exceeds " in done.out
     assert (tmp_path / "r.svg").exists()
 
 

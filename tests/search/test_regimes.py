@@ -6,6 +6,7 @@ from oracles import constant
 from torch.testing import assert_close
 
 import howsmooth as hs
+from howsmooth.search.length_regimes import Regime
 from howsmooth.search.measure_search import few_atom_measures
 from howsmooth.theory.heads import heads_of
 
@@ -37,12 +38,45 @@ def test_whole_numbers_of_tokens_make_a_sequence():
 def test_the_constant_grows_like_the_root_of_the_length_and_then_stops():
     f = hs.Attention.single_head(A=-ONE, V=ONE)
     found = hs.regimes(f, 2.0, [100, 400, 30_000, 10**6])
-    assert found.crossing == pytest.approx(math.exp(8))
+    # the light one of two Diracs has one part in 1 + 3 e^(2γR²) of the mass
+    assert found.crossing == pytest.approx(1 + 3 * math.exp(8))
     few, more, many, most = (row.found for row in found.rows)
     assert 2 < more / few < 4
     assert most == pytest.approx(many, rel=0.01)
     assert many == pytest.approx(165.8, abs=0.3)
-    assert found.lower.value <= 165.85
+    assert most <= found.lower.value <= 165.85
+    said = (
+        "Beyond n = 30,000 no constant found is larger by more than one percent; that the constant stops growing is not"
+    )
+    assert found.headline == f"{said} proven"
+
+
+def test_two_points_do_not_tell_where_tied_pairs_stop():
+    g = torch.Generator().manual_seed(1)
+    A = 0.08 * torch.randn(16, 16, dtype=torch.float64, generator=g)
+    found = hs.regimes(hs.Attention.single_head(A=A, V=torch.eye(16, dtype=torch.float64)), 3.0, [30, 1000, 3000])
+    few, more, many = (row.found for row in found.rows)
+    assert many > 1.3 * more > 3 * few
+    assert found.lower.value >= many
+    assert found.headline.startswith("At n = 3,000 the largest constant found is 100.7")
+    assert found.headline.endswith(" and still grows")
+    # the two points have masses as light from e^(2γR²) on, long before
+    (two_points, *_others) = few_atom_measures(heads_of(hs.Attention.single_head(A=A, V=A))[0], 3.0)
+    assert math.exp(two_points.exponent) < 30 < found.crossing
+
+
+def test_a_constant_that_is_proven_to_stop_is_said_to():
+    found = hs.regimes(hs.Attention.single_head(A=1e-3 * EYE, V=EYE), 1.0, [3, 300])
+    assert found.headline == "From n = 3 on the constant grows by at most one percent, proven"
+    assert found.sentence.endswith(f"no measure exceeds {found.upper.digits}.")
+
+
+def test_what_attains_more_than_is_proven_is_a_bug():
+    upper = hs.bounds.sharp_upper(hs.Attention.single_head(A=ONE, V=ONE), n=3, radius=1.0)
+    with pytest.raises(hs.errors.ContradictionError, match="contradicts itself"):
+        Regime(n=3, found=9.0, shape=(3,), upper=upper)
+    raised = Regime(n=3, found=upper.value * (1 + 1e-15), shape=(3,), upper=upper)
+    assert raised.upper.value == raised.found
 
 
 @pytest.mark.slow

@@ -217,22 +217,18 @@ def regimes(
 
 
 def _print_regimes(found: "Regimes") -> None:
-    if found.crossing is None or found.lower is None:
-        typer.echo("The largest constants that a search found; where they stop growing no theorem says.")
-    else:
-        plateau = f"on measures it is at least {found.lower.digits}"
-        typer.echo(f"The constant stops growing near n = {number(found.crossing, 4)}; {plateau}.")
+    typer.echo(found.sentence)
     sizes = [number(row.n, 4) for row in found.rows]
     values = [at_least(row.found) for row in found.rows]
     for size, value, row in zip(sizes, values, found.rows, strict=True):
         left = f"n = {size:>{max(map(len, sizes))}}   {value:>{max(map(len, values))}}"
         typer.echo(f"{left} ≤ Lip ≤ {row.upper.digits}")
-    rising = [row for row in found.rows if found.crossing is None or row.n <= found.crossing]
-    if len(rising) > 1 and 0 < rising[0].found < math.inf and rising[0].n < rising[-1].n:
-        first, last = rising[0], rising[-1]
-        power, before = _power(first, last), rising[-2]
-        late = f", from {number(before.n, 4)} on like n^{_power(before, last):.2f}" if len(rising) > 2 else ""
-        typer.echo(f"From n = {sizes[0]} to {number(last.n, 4)} the largest found grows like n^{power:.2f}{late}.")
+    first, *later = found.rising
+    if later and first.found > 0 and later[-1].found < math.inf:
+        *_between, before, last = found.rising
+        late = f", from {number(before.n, 4)} on like n^{_power(before, last):.2f}" if len(later) > 1 else ""
+        grows = f"grows like n^{_power(first, last):.2f}{late}"
+        typer.echo(f"From n = {number(first.n, 4)} to {number(last.n, 4)} the largest found {grows}.")
 
 
 def _power(first: "Regime", last: "Regime") -> float:

@@ -144,10 +144,10 @@ def _attack(attention: "MultiHead", measure: "DiscreteMeasure", eps: float, as_j
         return
     found = attack.splitting
     verdict = f"splits at atom {found.atom}" if found.splits else "does not split"
+    if not found.decided:
+        verdict = "is not decided: both constants agree within their error bars"
     constants = f"split {at_least(found.split)}, move {at_least(found.move)}, constant {at_least(found.value)}"
     say(f"The measure {verdict}: {constants}.")
     ratios = f"{at_least(attack.split_ratio)} (split), {at_least(attack.move_ratio)} (move)"
     say(f"True ratios of distances at eps = {number(eps)}: {ratios}.")
-    if not found.decided:
-        say("The two constants agree within their error bars.")
     say(f"{attention}, {measure}.")

@@ -313,11 +313,12 @@ def _print_lines(first: str, *others: str) -> None:
 
 
 def _largest(shares: "Tensor") -> str:
-    """Name the tokens whose share is at least half of the largest; if there are many, how many they are."""
+    """Name the tokens whose share is at least half of the largest; of many, the largest and how many they are."""
     order = shares.argsort(descending=True, stable=True).tolist()
     leading = [token for token in order if shares[token] >= shares[order[0]] / 2]
     if len(leading) > 3:
-        return f"{len(leading)} tokens alike, token {leading[0]} with {percent(float(shares[leading[0]]))}"
+        most = f"token {leading[0]} with {percent(float(shares[leading[0]]))}"
+        return f"{most}, and {len(leading) - 1} others with half as much or more"
     return ", ".join(f"token {token} with {percent(float(shares[token]))}" for token in sorted(leading))
 
 

@@ -11,6 +11,7 @@ from howsmooth.report.drawing.tables import extent
 from howsmooth.studies.kinds import kind_named
 from howsmooth.studies.kinds.attack import summarise_attacks
 from howsmooth.studies.kinds.budget import summarise_budgets
+from howsmooth.studies.kinds.tokens_in_ball import by_head
 from howsmooth.studies.records import Record, grouped
 from howsmooth.studies.runs.composition import Composition, compositions
 from howsmooth.studies.runs.growth import Growth
@@ -19,8 +20,8 @@ from howsmooth.studies.runs.summary import LayerSummary, growth_of
 from howsmooth.wording import at_least, count, exponent, grows, number, percent
 
 NO_LAW = "no power law"
-# Layers whose constants differ by less are not told apart.
-ALIKE = 1.05
+# Layers whose constants differ by less are not told apart; the worst of one head that do are told as one.
+ALIKE, FLAT = 1.05, 1.01
 
 Records = Sequence[Record[Any, Any]]
 Tell = Callable[[Records], str]
@@ -37,13 +38,15 @@ def sentence(measurement: Measurement) -> str:
     enters = "the sum of the embeddings" if measurement.map == "network" else f"what enters layer {worst.layer}"
     through = f" through {measurement.map!r}" if MapName.parse(measurement.map).spans_layers else ""
     typical = "" if worst.typical is None else worst.typical.said
+    if worst.typical is not None and worst.typical.value > worst.constant:  # means of another kind
+        typical += f" (root mean square over {measurement.thing}s, of the worst the geometric mean)"
     clauses = [f"the worst small perturbation of {enters} {grows(worst.constant, through)}{typical}"]
     if worst.any_input is not None and not math.isinf(worst.any_input.log_value):
         tokens = f"any {count(worst.length, 'token')} no longer than {worst.cells['longest']}, the longest here,"
         clauses.append(f"for {tokens} at most {worst.any_input.rounded(3)}-fold")
     if worst.constant <= ALIKE * smoothest.constant:
         if smoothest is not worst:
-            clauses.append(f"the layers are alike, none is below {number(smoothest.constant)}")
+            clauses.append(f"the layers are alike, none is below {at_least(smoothest.constant, 3)}")
     elif smoothest is not worst:
         clauses.append(f"the smoothest is layer {smoothest.layer}, with {number(smoothest.constant)}")
     where = f"Over {count(worst.windows, measurement.thing)} of {worst.lengths} tokens"
@@ -119,14 +122,17 @@ def _growth(records: Records) -> str:
 
 def _nested(records: Records) -> str:
     ratios: dict[str, float] = {}
+    lengths = sorted({r.ask.length for r in records if r.ask.kind == "text"})
     for place, found in _by_layer(records).items():
-        lengths = sorted({r.ask.length for r in found})
-        first, last = ([r.answer.lower for r in found if r.ask.length == n] for n in (lengths[0], lengths[-1]))
-        if len(lengths) > 1 and min(*first, *last) > 0:
-            ratios[place] = geometric_mean(last) / geometric_mean(first)
+        # the same windows, short and long
+        first, last = (
+            {r.ask.window.index: r.answer.lower for r in found if r.ask.length == n} for n in (lengths[0], lengths[-1])
+        )
+        grown = [last[index] / first[index] for index in first.keys() & last.keys() if first[index] > 0]
+        if len(lengths) > 1 and grown and min(grown) > 0:
+            ratios[place] = geometric_mean(grown)
     if not ratios:
         return ""
-    lengths = sorted({r.ask.length for r in records if r.ask.kind == "text"})
     return (
         f"Windows that grow from {number(lengths[0])} to {number(lengths[-1])} tokens at the same places have "
         f"constants {extent(ratios.values())} times as large; the most in {max(ratios, key=ratios.__getitem__)}."
@@ -163,9 +169,10 @@ def _extremal(records: Records) -> str:
     if not all(slopes.values()) or not ratios:
         return ""
     two_point, tied_pair = (extent(each, exponent) for each in slopes.values())
+    grow = "grow" if min(min(each) for each in slopes.values()) > 0 else "change"
     return (
-        f"The paper's two points grow like n^{two_point}, tied pairs like n^{tied_pair}; at the same "
-        f"head, length and radius tied pairs attain {extent(ratios)} times as much."
+        f"The paper's two points {grow} like n^{two_point}, tied pairs {grow} like n^{tied_pair}; at the same head, "
+        f"length and radius tied pairs attain {extent(ratios)} times as much."
     )
 
 
@@ -181,28 +188,40 @@ def _worst(records: Records) -> str:
 
 
 def _regimes(records: Records) -> str:
-    # none where it does not fit a float
-    crossings = [r.answer.crossing for r in records if r.ask.kind == "regimes" and r.answer.crossing is not None]
-    if not crossings:
+    heads = [
+        some
+        for some in by_head(r for r in records if r.ask.kind == "regimes")
+        if some[0].ask.length < some[-1].ask.length and min(r.answer.lower for r in some) > 0
+    ]
+    if not heads:
         return ""
-    return (
-        f"The worst constant stops growing with the number of tokens at {extent(crossings)} tokens, where sequences "
-        "become measures: it depends on the head and the radius."
-    )
+    ends = {(some[0].ask.length, some[-1].ask.length) for some in heads}
+    span = "the shortest to the longest sequences"
+    span = " to ".join(map(number, ends.pop())) + " tokens" if len(ends) == 1 else span
+    grown = [some[-1].answer.lower / some[0].answer.lower for some in heads]
+    rising = sum(some[-1].answer.lower > FLAT * max(r.answer.lower for r in some[:-1]) for some in heads)
+    still = f"still grows there for {rising or 'none'} of {len(heads)} heads and radii"
+    if len(heads) == 1:
+        still = "still grows there" if rising else "no longer grows there"
+    return f"From {span} the worst constant found is multiplied by {extent(grown)}; it {still}."
 
 
 def _transition(records: Records) -> str:
-    found = [r for r in records if r.ask.kind == "regimes" and r.answer.plateau]
+    every = (r for some in by_head(r for r in records if r.ask.kind == "regimes") for r in some)
+    found = [r for r in every if r.answer.plateau]
     if not found:
         return ""
     longest = max(r.ask.length for r in found)
     shares = [r.answer.lower / r.answer.plateau for r in found if r.ask.length == longest]
-    return f"At {number(longest)} tokens the worst inputs found attain {extent(shares)} times what measures attain."
+    return (
+        f"At {number(longest)} tokens the worst inputs found attain {extent(shares)} times what measures are known to "
+        "attain."
+    )
 
 
 def _splitting(records: Records) -> str:
     found = [r.answer for r in records if r.ask.kind == "splitting"]
-    splits, open_ends = sum(a.splits for a in found), sum(not a.decided for a in found)
+    splits, open_ends = sum(a.splits and a.decided for a in found), sum(not a.decided for a in found)
     undecided = f"; {open_ends} {'is' if open_ends == 1 else 'are'} not decided" if open_ends else ""
     return (
         f"At {splits} of {count(len(found), 'window')} cutting one token in two moves the output further than any "
@@ -215,11 +234,10 @@ def _measures(records: Records) -> str:
     if not found:
         return ""
     worst = max(found, key=lambda r: r.answer.lower)
-    rest = 1 - max(atom.mass for atom in worst.answer.atoms)
+    heaviest = max(atom.mass for atom in worst.answer.atoms)
     return (
-        f"The worst measure found attains {at_least(worst.answer.lower, 3)} within radius {number(worst.ask.radius)}, "
-        f"and is unbalanced: of its {count(len(worst.answer.atoms), 'atom')} one holds all but {number(rest)} of the "
-        "mass."
+        f"The worst measure found attains {at_least(worst.answer.lower, 3)} within radius {number(worst.ask.radius)}: "
+        f"of its {count(len(worst.answer.atoms), 'atom')} the heaviest holds {percent(heaviest)} of the mass."
     )
 
 
@@ -228,7 +246,7 @@ def _attacks(records: Records) -> str:
     for each in summarise_attacks(r for r in records if r.ask.kind == "attack"):
         ends, noise = each.linear_until, [line.attained for line in each.lines if line.method == "random"]
         if not any(line.attained for line in each.lines):
-            said.append(f"{each.name}: nothing that was tried moves the output.")
+            said.append(each.sentence)
             continue
         attained = extent((line.attained for line in each.best), in_short)
         random = f", random ones {extent(noise, in_short)} times" if noise else ""
@@ -273,6 +291,10 @@ def _monitor(records: Records) -> str:
         )
     if not largest:
         return ""
+    lost = [r.ask.step for r in every if r not in layers and r not in heads]
+    if lost:
+        are = "reading is" if len(lost) == 1 else "readings are"
+        largest[-1] += f"; {number(len(lost))} {are} not finite, the first at step {number(min(lost))}"
     # the monitor and the probe each count their own time
     last = {r.ask.kind: r for r in sorted(layers + heads, key=lambda r: r.ask.step)}
     alarms = sum(bool(r.answer.alarm) for r in every)
@@ -301,4 +323,5 @@ KINDS: dict[str, Tell] = {
     "whole": _whole,
     "attack": _attacks,
     "monitor": _monitor,
+    "probe": _monitor,
 }

@@ -23,7 +23,7 @@ from howsmooth.spectral.autograd import evaluate, value_of
 from howsmooth.spectral.operators import Differentiable, Recastable, require_map
 from howsmooth.theory.results import Witness
 from howsmooth.validation import Seed, generator_from
-from howsmooth.wording import at_least, number
+from howsmooth.wording import at_least, at_least_above, number
 
 # Where to look if a claim is about all of space: balls of these radii.
 RADII = (1.0, 4.0, 16.0, 64.0)
@@ -99,7 +99,8 @@ class Audit:
         """One sentence."""
         where = f"on {self.found.domain}"
         if self.refuted:
-            text = f"refuted: {at_least(self.largest)} at an input {where}, claimed {number(self.claimed, 6)}"
+            largest = at_least_above(self.largest, self.claimed)
+            text = f"refuted: {largest} at an input {where}, claimed {number(self.claimed, 17)}"
         else:
             text = f"not refuted: largest found {at_least(self.largest)} {where} after {self.products:,} products"
         if not self.consistent:

@@ -9,14 +9,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.domains.domain import Ball
+from howsmooth.domains.domain import Ball, measures_in_ball
 from howsmooth.errors import AssumptionError
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.heads import MultiHead
 from howsmooth.maps.mean_field_maps import WeightedJacobian
 from howsmooth.markup import paragraph, strict_json, table
 from howsmooth.search.ascent import PopulationAscent
-from howsmooth.search.measure_search import FewAtomMeasure, few_atom_measures, tied_pair_measures
+from howsmooth.search.measure_search import few_atom_measures, tied_pair_measures
 from howsmooth.search.mechanisms import is_plain_softmax
 from howsmooth.search.norm_gradient import measurable_inputs, norm_gradient_or_skip
 from howsmooth.search.starts import start_patterns
@@ -24,16 +24,18 @@ from howsmooth.spectral.solvers import local_lipschitz
 from howsmooth.tensor_dataclass import TensorDataclass
 from howsmooth.theory.assumptions import require_plain, require_radius
 from howsmooth.theory.bounds import sharp_mean_field_lower, sharp_mean_field_upper, sharp_upper, smallest_upper
-from howsmooth.theory.heads import heads_of, total_value
+from howsmooth.theory.heads import total_value
 from howsmooth.theory.mean_field import require_mean_field
-from howsmooth.theory.results import Bound
+from howsmooth.theory.results import Bound, lower_bound
 from howsmooth.theory.worst_inputs.origin_token import best_origin_token
 from howsmooth.transport.measures import DiscreteMeasure
-from howsmooth.wording import at_least
+from howsmooth.wording import at_least, number
 
 PLACES = 8
 # How many inputs of each pattern are measured, how many of the best climb, and how many trials each gets.
 PATTERNS, RUNS, STEPS = 2, 24, 40
+# Constants that differ by less are told as one.
+FLAT = 1.01
 # Places (m, d), and how many tokens are at each.
 Start = tuple[Tensor, tuple[int, ...]]
 
@@ -54,18 +56,25 @@ class Regime:
     shape: tuple[int, ...]
     upper: Bound
 
+    def __post_init__(self) -> None:
+        """Refuse ends that contradict each other; a bound that is below by rounding is raised."""
+        object.__setattr__(self, "upper", self.upper.above(self.found))
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Regimes:
     r"""The worst constants against the length, between the discrete and the mean-field bounds.
 
+    Sequences are measures: no value of a row is larger than the constant on measures, and ``lower`` is at least each of
+    them.
+
     Attributes:
         rows: One entry for each length.
         radius: The radius of the ball.
         upper: The bound on measures, hence on every length; known for the softmax alone, as the next two.
-        lower: A value that measures attain, hence the plateau of long sequences.
-        crossing: The length :math:`n^*` from which masses of the order of 1/n are light enough:
-            :math:`e^{2\gamma R^2}`, or :math:`e^\Delta` of the tied pair when A has no real eigenvalue.
+        lower: The largest value that measures are known to attain, sequences of these lengths among them.
+        crossing: The length :math:`n^*` at which one token is the lightest atom of a measure that attains as much,
+            within a percent: shorter sequences have no mass as light. Infinite where that mass is no float.
     """
 
     rows: tuple[Regime, ...]
@@ -74,20 +83,52 @@ class Regimes:
     lower: Bound | None = None
     crossing: float | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse bounds on measures that contradict each other, or a row."""
+        if self.upper is not None and self.lower is not None:
+            object.__setattr__(self, "upper", self.upper.above(self.lower.value))
+
     def __repr__(self) -> str:
         lines = [f"n = {row.n:>8}   {at_least(row.found):>12} ≤ Lip ≤ {row.upper.digits}" for row in self.rows]
-        return "\n".join((*lines, *self._measures()))
+        return "\n".join((*lines, self.sentence))
 
     def _repr_html_(self) -> str:
         rows = ((f"{row.n:,}", at_least(row.found), row.upper.digits) for row in self.rows)
-        shown = table(("n", "Lip ≥", "Lip ≤"), rows, caption=f"radius {self.radius:g}")
-        return shown + "".join(map(paragraph, self._measures()))
+        return table(("n", "Lip ≥", "Lip ≤"), rows, caption=f"radius {self.radius:g}") + paragraph(self.sentence)
 
-    def _measures(self) -> tuple[str, ...]:
-        """Describe the plateau of measures, if it is known."""
-        if self.crossing is None or self.lower is None:
-            return ()
-        return (f"crossing at n ≈ {self.crossing:.4g}; measures: ≥ {self.lower.digits}",)
+    @property
+    def rising(self) -> tuple[Regime, ...]:
+        """The rows up to the shortest beyond which no value found is larger by more than a percent."""
+        rows = sorted(self.rows, key=lambda row: row.n)
+        most = max(row.found for row in rows)
+        last = next(i for i, row in enumerate(rows) if row.found >= most / FLAT)
+        return tuple(rows[: last + 1])
+
+    @property
+    def sentence(self) -> str:
+        """Say whether the constant still grows, and what measures attain, as far as it is found or proven."""
+        if self.upper is None or self.lower is None or self.crossing is None:
+            return f"{self.headline}."
+        known = f"Measures attain at least {self.lower.digits}"
+        if 1 < self.crossing < math.inf:
+            known += f", with atoms as light as one token of {number(math.ceil(self.crossing), 4)}"
+        return f"{self.headline}. {known}; no measure exceeds {self.upper.digits}."
+
+    @property
+    def headline(self) -> str:
+        """Say where the constant stops growing if that is proven, and else what is found."""
+        rows, top = sorted(self.rows, key=lambda row: row.n), self.rising[-1]
+        ceiling = math.inf if self.upper is None else self.upper.value
+        stopped = next((row for row in rows if ceiling <= FLAT * row.found < math.inf), None)
+        if stopped is not None:
+            return f"From n = {number(stopped.n, 4)} on the constant grows by at most one percent, proven"
+        if top.n < rows[-1].n:
+            return (
+                f"Beyond n = {number(top.n, 4)} no constant found is larger by more than one percent; that the "
+                "constant stops growing is not proven"
+            )
+        found = f"At n = {number(top.n, 4)} the largest constant found is {at_least(top.found)}"
+        return f"{found} and still grows" if len(self.rising) > 1 else found
 
     def to_json(self) -> str:
         """Return one JSON object."""
@@ -96,15 +137,17 @@ class Regimes:
             name: None if bound is None else bound.as_dict()
             for name, bound in (("upper", self.upper), ("lower", self.lower))
         }
-        return strict_json({"radius": self.radius, "crossing": self.crossing, "rows": rows} | ends)
+        about = {"radius": self.radius, "crossing": self.crossing, "sentence": self.sentence}
+        return strict_json(about | {"rows": rows} | ends)
 
 
 def regimes(attention: MultiHead, radius: float, lengths: Sequence[int]) -> Regimes:
     r"""Find the worst constants on sequences in a ball against their length.
 
     The inputs are few places with many tokens each: two points on a real eigenvector, the tied pair, with the best
-    integer numbers of tokens. As weighted measures their cost does not depend on the length. Below :math:`n^*` the
-    constant grows like :math:`\sqrt n`, above it stays at the value of measures.
+    integer numbers of tokens. As weighted measures their cost does not depend on the length. Sequences of n tokens
+    have masses no lighter than 1/n; what longer ones attain beyond that, and what measures do, is at least what is
+    found at any length.
 
     Other mechanisms are searched: ascent over sequences on eight places, with several numbers of tokens at each. Of
     measures nothing is proven for them.
@@ -122,30 +165,58 @@ def regimes(attention: MultiHead, radius: float, lengths: Sequence[int]) -> Regi
 
     Example:
         >>> one = torch.ones(1, 1, dtype=torch.float64)
-        >>> round(regimes(Attention.single_head(A=-one, V=one), 2.0, [10, 100]).crossing)
-        2981
+        >>> round(regimes(Attention.single_head(A=-one, V=one), 2.0, [10, 100]).crossing)  # 1 + 3 e⁸
+        8944
     """
     if not lengths or any(not isinstance(n, int) or n < 3 for n in lengths):
         raise AssumptionError(f"lengths must be whole numbers, at least 3, got {list(lengths)}.", field="lengths")
     if isinstance(attention, MultiHead) and not is_plain_softmax(attention):
         return _searched(attention, radius, lengths)
     head = require_mean_field(attention, "regimes", radius)
-    places = list(few_atom_measures(head, radius))
-    whole = sharp_mean_field_upper(attention, radius=radius)
-    rows = []
-    for n in lengths:
-        found, shape = max(
-            _constants(attention, [*places, *tied_pair_measures(head, radius, n)], n, radius), key=lambda pair: pair[0]
-        )
+    wide, places = attention.to(torch.float64, "cpu"), list(few_atom_measures(head, radius))
+    # all tokens in one place: the constant is that of the values
+    alone = float(torch.linalg.matrix_norm(total_value((head,)), ord=2))
+    # a token at the origin, the others far away on both sides
+    u = radius * best_origin_token((head,)).direction
+    bests = {1: WorstSequence(value=alone, points=0 * u[None], counts=(1,))}
+    whole, rows = sharp_mean_field_upper(attention, radius=radius), dict[int, Regime]()
+    # what measures attain, and the mass of the lightest atom
+    attained = [(alone, 1.0)]
+    for place in places:
+        if (lightest := float(place.masses.min())) > 0:  # it may be no float
+            attained.append((_constant(wide, place.points, place.masses), lightest))
+    for n in sorted(set(lengths)):
+        starts = [(torch.stack((0 * u, u, -u)), (1, n // 2, n - 1 - n // 2))]
+        for place in (*places, *tied_pair_measures(head, radius, n)):
+            starts += [(place.points, counts) for counts in dict.fromkeys(place.counts(n))]
+        before = next(reversed(bests.values()))
+        starts += [(before.points, counts) for counts in dict.fromkeys(stretched(before.counts, n))]
+        # the measures that m tokens make 2m, 3m, … make too
+        tried = [
+            dataclasses.replace(best, counts=tuple(n // m * count for count in best.counts))
+            for m, best in bests.items()
+            if n % m == 0
+        ]
+        for points, counts in starts:
+            masses = torch.tensor(counts, dtype=torch.float64) / n
+            tried.append(WorstSequence(value=_constant(wide, points, masses), points=points, counts=counts))
+        bests[n] = max(tried, key=lambda each: each.value)
+        attained.append((bests[n].value, min(bests[n].counts) / n))
         upper = min((sharp_upper(attention, n=n, radius=radius), whole), key=lambda bound: bound.log_value)
-        rows.append(Regime(n=n, found=found, shape=shape, upper=upper))
-    return Regimes(
-        rows=tuple(rows),
-        radius=radius,
-        upper=whole,
-        lower=sharp_mean_field_lower(attention, radius=radius),
-        crossing=math.exp(min(places[0].exponent, 700.0)) if places else 1.0,
-    )
+        rows[n] = Regime(n=n, found=bests[n].value, shape=bests[n].counts, upper=upper)
+    (most, _lightest), lower = max(attained), sharp_mean_field_lower(attention, radius=radius)
+    # those that are built before those of some length
+    crossings = (1 / lightest for value, lightest in attained if max(most, lower.value) <= FLAT * value)
+    if lower.value < most:
+        lower = lower_bound(math.log(most), "worst_measure", measures_in_ball(radius), "ours: measured at Diracs")
+        lower = dataclasses.replace(lower, value=most)  # and not what rounding makes of its logarithm
+    known = {"upper": whole, "lower": lower, "crossing": next(crossings, math.inf)}
+    return Regimes(rows=tuple(rows[n] for n in lengths), radius=radius, **known)
+
+
+def _constant(attention: MultiHead, points: Float[Tensor, "m d"], masses: Float[Tensor, " m"]) -> float:
+    """Measure the constant at a measure of few atoms; masses that are whole numbers over n make it a sequence of n."""
+    return float(local_lipschitz(attention, DiscreteMeasure(points, masses), seed=0).lower)
 
 
 def _searched(attention: MultiHead, radius: float, lengths: Sequence[int]) -> Regimes:
@@ -175,23 +246,6 @@ def _softmax_places(attention: MultiHead, radius: float, n: int) -> Iterator[Sta
         return  # several heads, or biases: patterns remain
     for place in (*few_atom_measures(head, radius), *tied_pair_measures(head, radius, n)):
         yield from ((place.points, counts) for counts in place.counts(n))
-
-
-def _constants(
-    attention: Attention, places: list[FewAtomMeasure], n: int, radius: float
-) -> Iterator[tuple[float, tuple[int, ...]]]:
-    """Measure every candidate as a measure of few atoms; whole numbers of tokens make it a sequence of n."""
-    # all tokens in one place: the constant is that of the values
-    yield float(torch.linalg.matrix_norm(total_value(heads_of(attention)), ord=2)), (n,)
-    wide, heads = attention.to(torch.float64, "cpu"), heads_of(attention)
-    u = radius * best_origin_token(heads).direction
-    # a token at the origin, the others far away on both sides
-    tried: list[tuple[Tensor, tuple[int, ...]]] = [(torch.stack((0 * u, u, -u)), (1, n // 2, n - 1 - n // 2))]
-    tried += [(place.points, counts) for place in places for counts in place.counts(n)]
-    for points, counts in tried:
-        measure = DiscreteMeasure(points, torch.tensor(counts, dtype=torch.float64) / n)
-        estimate = local_lipschitz(wide, measure, seed=0)
-        yield float(estimate.lower), counts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -80,9 +80,8 @@ class Splitting:
     @property
     def decided(self) -> bool:
         """Whether the error bars of the two constants do not overlap."""
-        return float(self.splitting.lower) > float(self.moving.upper) or float(self.moving.lower) >= float(
-            self.splitting.upper
-        )
+        apart = max(self.split, self.far or 0.0)
+        return apart > float(self.moving.upper) or self.move >= max(apart, float(self.splitting.upper))
 
     @property
     def value(self) -> float:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from jaxtyping import Float
 from rich.table import Table
 from torch import Tensor
@@ -139,6 +140,18 @@ class Bound(_InOneLine):
     def rounded(self, digits: int) -> str:
         """Write the value with so many digits, rounded to the safe side."""
         return safe_digits(self.value, self.log_value, self.side, digits)
+
+    def above(self, attained: float, dtype: torch.dtype = torch.float64) -> "Bound":
+        """Return this upper bound, raised to a value that is attained where rounding has left it below.
+
+        Raises:
+            ContradictionError: If more than rounding keeps them apart.
+        """
+        if attained <= self.value:
+            return self
+        if not attained <= self.value * slack(dtype):
+            raise ContradictionError.between(attained, self.value, f"the bracket on {self.domain}")
+        return dataclasses.replace(self, value=attained, log_value=math.log(attained))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as plain values; an infinite value becomes ``None``, since JSON has no infinity."""
@@ -318,12 +331,7 @@ class Bracket(_InOneLine):
 
         Ends that are equal but for rounding become equal: the theorem's value is raised to what the input attains.
         """
-        if self.lower.value <= self.upper.value:
-            return
-        if not self.lower.value <= self.upper.value * slack(self.lower.measured.lower.dtype):
-            raise ContradictionError.between(self.lower.value, self.upper.value, f"the bracket on {self.upper.domain}")
-        raised = dataclasses.replace(self.upper, value=self.lower.value, log_value=math.log(self.lower.value))
-        object.__setattr__(self, "upper", raised)
+        object.__setattr__(self, "upper", self.upper.above(self.lower.value, self.lower.measured.lower.dtype))
 
     @property
     def ratio(self) -> float:

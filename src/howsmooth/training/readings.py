@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from howsmooth.errors import AssumptionError
 from howsmooth.markup import strict_json
-from howsmooth.wording import at_least, at_most, count, number
+from howsmooth.wording import at_least, at_least_above, at_most, count, number
 
 # A constant that grows by this factor within the window raises an alarm.
 FACTOR = 2.0
@@ -94,8 +94,9 @@ class Alarm:
                 f"{place}: the constant is {at_least(r.lower, 3)}, at least {times} times the {before} "
                 f"of step {self.since.step}{where}."
             )
-        limit = number(self.limit or 0.0)
-        return f"{place}: the constant is {at_least(r.lower, 3)}, above the limit of {limit}{where}."
+        limit = self.limit or 0.0
+        found = f"{place}: the constant is {at_least_above(r.lower, limit, 3)}"
+        return f"{found}, above the limit of {number(limit, 17)}{where}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +167,9 @@ class HeadAlarm:
         if self.since is not None:
             steps = count(r.step - self.since.step, "step")
             return f"{found}, doubled in {steps} (from {number(self.since.largest_logit)})."
-        return f"{found}, above the limit of {number(self.limit or 0.0)}."
+        limit = self.limit or 0.0
+        found = f"{place}: largest logit {at_least_above(r.largest_logit, limit, 3)}"
+        return f"{found}, above the limit of {number(limit, 17)}."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,21 +35,37 @@ def test_the_regimes_of_one_head_are_drawn_by_themselves_with_their_crossing():
 
 
 def test_where_no_theorem_tells_a_plateau_none_is_drawn():
-    upper = hs.bounds.sharp_upper(hs.Attention.single_head(A=ONE, V=ONE), n=3, radius=1.0)
+    upper = hs.bounds.sharp_upper(hs.Attention.single_head(A=ONE, V=ONE), n=9, radius=2.0)
     rows = tuple(Regime(n=n, found=float(n), shape=(n,), upper=upper) for n in (3, 9))
     chart = regimes_chart(Regimes(rows=rows, radius=1.5))
     assert panels_of(chart) == ["R = 1.5"]
     assert {row["series"] for row in rows_of(chart)} == {"worst found", "worst-case bound"}
     assert pairs(rows_of(chart, series="worst found")) == [(3, 3.0), (9, 9.0)]
-    assert title_of(chart) == "The worst constant that a search found, below the bound for so many tokens"
+    assert title_of(chart) == "At n = 9 the largest constant found is 9 and still grows"
 
 
 def test_a_crossing_and_a_plateau_that_fit_no_float_are_left_out():
     records = [changed(regime(n), crossing=None, plateau=None) for n in (3, 5)]
     chart = draw(section("regimes", records), "regimes-regimes")
-    assert panels_of(chart) == ["A = −1, R = 2: n* ≈ ∞"]
+    assert panels_of(chart) == ["A = −1, R = 2"]
     assert {row["series"] for row in rows_of(chart)} == {"worst found", "worst-case bound"}
     assert chart_names(section("transition", records)) == []
+
+
+def test_measures_attain_what_any_length_does():
+    # earlier versions kept a plateau below what longer sequences attain
+    records = [regime(3, plateau=10.0), changed(regime(3000, plateau=10.0), lower=57.0, upper=80.0)]
+    chart = draw(section("regimes", records), "regimes-regimes")
+    assert {row["y"] for row in rows_of(chart, series="measures attain")} == {57.0}
+    assert panels_of(chart) == ["A = −1, R = 2: n* ≈ 3,000"]
+    shares = [y for _x, y in pairs(rows_of(draw(section("transition", records), "transition"), series="A = −1, R = 2"))]
+    assert max(shares) == 1
+
+
+def test_matrices_of_one_size_are_told_apart():
+    turns = [((0.0, -a), (a, 0.0)) for a in (1.0, 2.0)]
+    chart = draw(section("regimes", [regime(n, A=A) for A in turns for n in (3, 30)]), "regimes-regimes")
+    assert panels_of(chart) == ["A = 2×2, R = 2 (1): n* ≈ 100", "A = 2×2, R = 2 (2): n* ≈ 100"]
 
 
 def test_the_transition_is_in_units_of_plateau_and_crossing():
@@ -57,7 +73,7 @@ def test_the_transition_is_in_units_of_plateau_and_crossing():
     assert pairs(rows_of(chart, series="A = −1, R = 2"))[-2:] == [(10.0, 1.0), (100.0, 1.0)]
     # ten tokens are 1e-5 of the crossing: too far to be drawn
     assert [x for x, _y in pairs(rows_of(chart, series="A = −1·I (2×2), R = 2"))] == pytest.approx([1e-4, 1e-3])
-    assert title_of(chart) == "Well below n* the constant grows like n^0.50; well above it is 1 of the plateau"
+    assert title_of(chart) == "Well below n* the worst found grows like n^0.50; well above it is 1 of the plateau"
 
 
 def test_lengths_far_from_the_crossing_make_no_transition():

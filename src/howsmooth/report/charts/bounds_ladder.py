@@ -70,8 +70,10 @@ def draw(section: Section, layer: int | None) -> Chart:
     title = "What these inputs attain, and what any input could"
     if layer is not None:
         summary, room = chosen[0], chosen[0].headroom
-        title = f"Layer {layer}: {number(summary.constant)} at this text; no theorem covers this map"
-        if room is not None:
+        title = f"Layer {layer}: {number(summary.constant)} at this text"
+        if summary.any_input is None:
+            title += "; no theorem covers this map"
+        elif room is not None:
             title = f"Layer {layer}: the smallest proven bound is {at_most(room, 3)} times what this text attains"
     # rows without a number stay in the data of the marks: they name the lanes
     numbers = numbers.encode(x=base.encoding.x.copy(), text="number:N")

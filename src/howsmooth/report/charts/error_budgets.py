@@ -14,9 +14,9 @@ from howsmooth.report.drawing.panels import Style, Styles, panels, points, serie
 from howsmooth.report.drawing.scales import drawable, even_numbers, labelled, log_axis, log_scale, span_of
 from howsmooth.report.drawing.tables import Chart, Numbers, Rows
 from howsmooth.report.sections import Section
-from howsmooth.studies.kinds.budget import BudgetSummary, Suffering, schemes_in
+from howsmooth.studies.kinds.budget import BudgetSummary, Suffering, schemes_in, tenth_in_words
 from howsmooth.studies.kinds.recipe import summarise_recipes
-from howsmooth.wording import number, percent
+from howsmooth.wording import count, number, percent
 
 OURS, MEASURED = "chosen recipe", "chosen recipe, measured"
 STYLES: Styles = {
@@ -145,9 +145,7 @@ def draw_tokens(section: Section) -> Chart:
         tooltip=[alt.Tooltip("context:N", title="behind"), alt.Tooltip("told:N", title="cost")],
     )
     first, *_others = _positions(section).values()
-    ranked = sorted((each.cost for each in first), reverse=True)
-    share = percent(sum(ranked[: max(1, len(ranked) // 10)]) / (sum(ranked) or 1.0))
-    title = f"A tenth of the positions bears {share} of the cost"
+    title = f"Of {count(len(first), 'position')}, {tenth_in_words([each.cost for each in first])} of the cost"
     return panels(alt.LayerChart(layer=[bars]).properties(**PANEL), rows, title=title, columns=1)
 
 

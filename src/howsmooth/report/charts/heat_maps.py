@@ -123,10 +123,10 @@ def draw_by_head(section: Section) -> Chart:
     return heat_map(rows, columns="head", step=40, title=title)
 
 
-def _by_step(section: Section) -> Rows:
+def _by_step(section: Section, most: int = MOST_STEPS) -> Rows:
     records = [r for r in section.of_kind("monitor") if r.answer.lower is not None]
     steps = sorted({r.ask.step for r in records})
-    every = -(-len(steps) // MOST_STEPS)
+    every = -(-len(steps) // most)
     shown = {*steps[::-1][::every]}  # the last one always
     return cells(((r.ask.layer, r.ask.step, r) for r in records if r.ask.step in shown), digits=3)
 
@@ -134,7 +134,8 @@ def _by_step(section: Section) -> Rows:
 def draw_by_step(section: Section) -> Chart:
     """Draw the constants at the steps that a monitor looked at, the number in its cell."""
     rows = _by_step(section)
-    worst = max(rows, key=lambda row: row["value"])
+    # it may be at a step that is not drawn
+    worst = max(_by_step(section, most=len(section.records)), key=lambda row: row["value"])
     title = f"Layer {worst['layer']} is the least smooth, at step {number(worst['column'])}: {number(worst['value'])}"
     return heat_map(rows, columns="training step", step=58, title=title)
 

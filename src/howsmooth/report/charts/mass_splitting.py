@@ -11,7 +11,7 @@ from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows
 from howsmooth.report.sections import Section
 from howsmooth.search.mass_splitting import SplittingMap, splitting_map
 from howsmooth.studies.records import Record, grouped
-from howsmooth.wording import at_least, number, percent
+from howsmooth.wording import at_least, at_most, number, percent
 
 EQUAL, SPLIT, MOVE = "equal", "split one token", "move all tokens"
 # What the derivative predicts of each attack, and what it attains.
@@ -77,7 +77,7 @@ def draw_text(section: Section) -> Chart:
     dots = alt.Chart().mark_point(filled=True, size=28, opacity=0.85, color=BLUE).encode(x=x, y=y, tooltip=told)
     equal = alt.Chart().mark_rule(color=GREY, strokeDash=[5, 3], strokeWidth=1.2)
     equal = equal.encode(y=alt.Y(datum=1, type="quantitative", scale=log_scale(heights)))
-    splits = sum(r.answer.splits for r in records)
+    splits = sum(r.answer.splits and r.answer.decided for r in records)
     title = f"Splitting one token beats moving all in {number(splits)} of {number(len(records))} cases"
     return panels(alt.LayerChart(layer=[equal, dots]).properties(**PANEL), rows, title=title)
 
@@ -87,9 +87,9 @@ def table_text(section: Section) -> Numbers:
     groups = grouped(sorted(section.of_kind("splitting"), key=_order), lambda r: (_panel(r), r.ask.layer))
     rows: list[NumberRow] = []
     for (panel, layer), found in groups.items():
-        gains = [value for r in found if (value := gain(r)) is not None] or [0.0]
-        splits = sum(r.answer.splits for r in found)
-        numbers = (number(min(gains), 4), number(max(gains), 4))
+        gains = [value for r in found if (value := gain(r)) is not None]
+        splits = sum(r.answer.splits and r.answer.decided for r in found)
+        numbers = (number(min(gains), 4), number(max(gains), 4)) if gains else ("—", "—")
         rows.append((layer, (panel, str(layer), str(len(found)), str(splits), *numbers)))
     head = ("where", "layer", "windows", "split", "smallest split / move", "largest split / move")
     return Numbers(head=head, rows=rows)
@@ -116,7 +116,7 @@ def draw_attack(section: Section) -> Chart:
     worst = max(abs(row["y"] / row["x"] - 1) for row in rows)
     ends = span_of([row[name] for row in rows for name in ("x", "y")])
     rows += points(((end, end) for end in ends), panel="", series=EQUAL)
-    title = f"The attack attains what the derivative predicts, within {percent(worst)}"
+    title = f"The attack attains what the derivative predicts, within {at_most(100 * worst, 2)} %"
     size = {"width": 340, "height": 340}
     return series_panels(rows, STYLES, across="predicted", up="attained", title=title, size=size)
 

@@ -257,7 +257,8 @@ def draw_radii(section: Section) -> Chart:
     if constant > 1 and max(radius, constant) < FLAT:
         title = "Within a layer neither radius nor constant varies by more than 2 %"
     elif constant > 1:
-        title = f"Within a layer the radius varies up to {radius:.2f}-fold, the constant up to {constant:.2f}-fold"
+        ends = at_most(radius, 3), at_most(constant, 3)
+        title = f"Within a layer the radius varies up to {ends[0]}-fold, the constant up to {ends[1]}-fold"
     chart = panels(alt.LayerChart(layer=layers).properties(**PANEL), rows + _room(rows), title=title)
     return chart.resolve_scale(x="independent")
 

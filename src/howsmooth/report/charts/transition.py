@@ -1,8 +1,8 @@
 """From few tokens to measures: the worst constant of each head, all in units of the crossing, the worst measures."""
 
+import functools
 import math
 from collections.abc import Sequence
-from statistics import median
 from typing import Any
 
 import altair as alt
@@ -15,8 +15,8 @@ from howsmooth.report.drawing.tables import Chart, NumberRow, Numbers, Rows, cel
 from howsmooth.report.sections import Section
 from howsmooth.search.length_regimes import Regimes
 from howsmooth.studies.asks import AboutHead, Matrix
-from howsmooth.studies.kinds.tokens_in_ball import RegimesAnswer
-from howsmooth.studies.records import Record, grouped
+from howsmooth.studies.kinds.tokens_in_ball import RegimesAnswer, by_head
+from howsmooth.studies.records import Record
 from howsmooth.studies.runs.summary import growth_of
 from howsmooth.theory.results import Side
 from howsmooth.wording import at_least, at_most, count, exponent, number, percent
@@ -39,11 +39,13 @@ LIGHT, NEAR = 1e-4, 1e-3
 
 def cases(records: Sequence[Record]) -> dict[str, list[Record]]:
     """Return the records of each head and radius by what to call them, shorter ones first."""
-    groups = grouped(
-        sorted(records, key=lambda r: r.ask.length),
-        lambda r: (r.ask.model, r.ask.layer, r.ask.map, len(r.ask.A), r.ask.A, r.ask.radius),
-    )
-    return {_case_name(found[0].ask): found for _key, found in sorted(groups.items())}
+    heads = by_head(records)
+    names = [_case_name(found[0].ask) for found in heads]
+    # matrices of one size have one name
+    return {
+        name if names.count(name) == 1 else f"{name} ({names[: i + 1].count(name)})": found
+        for i, (name, found) in enumerate(zip(names, heads, strict=True))
+    }
 
 
 def _case_name(ask: AboutHead) -> str:
@@ -62,8 +64,10 @@ def _matrix(A: Matrix) -> str:
 def draw_regimes(section: Section) -> Chart:
     """Draw a panel for each head and radius."""
     records = section.of_kind("regimes")
-    shares = [r.answer.lower / r.answer.upper for r in records if r.answer.upper] or [0.0]
-    title = f"The worst found lies between {percent(min(shares))} and {percent(max(shares))} of the worst-case bound"
+    shares = [r.answer.lower / r.answer.upper for r in records if r.answer.upper]
+    title = "The worst constant that was found"
+    if shares:
+        title += f" is {extent(shares, percent)} of the worst-case bound"
     found = {case: [(r.ask.length, r.answer) for r in some] for case, some in cases(records).items()}
     rows = [row for case, answers in found.items() for row in _rows(case, answers)]
     return series_panels(rows, STYLES, across=ACROSS, title=title, size=PANEL)
@@ -73,13 +77,10 @@ def regimes_chart(found: Regimes) -> Chart:
     """Draw the regimes of one head by itself."""
     plateau = None if found.lower is None else found.lower.value
     known = {"crossing": found.crossing, "plateau": plateau, "measures_upper": None}
-    answers = [(row.n, RegimesAnswer(lower=row.found, upper=row.upper.value, **known)) for row in found.rows]
-    case = f"R = {number(found.radius)}"
-    title = "The worst constant rises with the number of tokens until measures attain it"
-    if found.crossing is None:  # no theorem says where it stops
-        title = "The worst constant that a search found, below the bound for so many tokens"
-    rows = _rows(case, answers, named=found.crossing is not None)
-    return series_panels(rows, STYLES, across=ACROSS, title=title, size=ALONE)
+    ordered = sorted(found.rows, key=lambda row: row.n)
+    answers = [(row.n, RegimesAnswer(lower=row.found, upper=row.upper.value, **known)) for row in ordered]
+    rows = _rows(f"R = {number(found.radius)}", answers)
+    return series_panels(rows, STYLES, across=ACROSS, title=found.headline, size=ALONE)
 
 
 def table_regimes(section: Section) -> Numbers:
@@ -94,10 +95,10 @@ def table_regimes(section: Section) -> Numbers:
     return Numbers(head=("head and radius", "tokens", FOUND, UPPER, PLATEAU, CROSSING), rows=rows)
 
 
-def _rows(case: str, answers: Sequence[tuple[int, RegimesAnswer]], *, named: bool = True) -> Rows:
-    # none where it does not fit a float
+def _rows(case: str, answers: Sequence[tuple[int, RegimesAnswer]]) -> Rows:
+    # none where it is not known, or does not fit a float
     crossing = answers[0][1].crossing or math.inf
-    panel = f"{case}: n* ≈ {number(crossing)}" if named else case
+    panel = f"{case}: n* ≈ {number(crossing)}" if crossing < math.inf else case
     rows: Rows = []
     for name, field in ((UPPER, "upper"), (PLATEAU, "plateau"), (FOUND, "lower")):
         rows += points([(n, getattr(answer, field)) for n, answer in answers], panel=panel, series=name)
@@ -136,7 +137,8 @@ def _scaled(records: Sequence[Record]) -> list[tuple[float, float]]:
 
 def _crossing(section: Section) -> list[Record]:
     """Return what has a crossing and a plateau that fit a float."""
-    return [r for r in section.of_kind("regimes") if r.answer.crossing and r.answer.plateau]
+    every = (r for found in by_head(section.of_kind("regimes")) for r in found)
+    return [r for r in every if r.answer.crossing and r.answer.plateau]
 
 
 def _transition_title(records: Sequence[Record]) -> str:
@@ -149,8 +151,8 @@ def _transition_title(records: Sequence[Record]) -> str:
     said = []
     if slopes:
         ends = extent(slopes, lambda slope: f"n^{exponent(slope)}")
-        said.append(f"well below n* the constant grows like {ends}")
-    said += [f"well above it is {number(median(after), 2)} of the plateau"] if after else []
+        said.append(f"well below n* the worst found {'grows' if min(slopes) > 0 else 'changes'} like {ends}")
+    said += [f"well above it is {extent(after, functools.partial(number, digits=2))} of the plateau"] if after else []
     words = "; ".join(said) or "the constant around the crossing"
     return words[0].upper() + words[1:]
 
@@ -165,7 +167,7 @@ def draw_measures(section: Section) -> Chart:
             for atom in merged(r):  # the numbers of light atoms would cover each other
                 rows.append(at | atom | {"label": number(atom["mass"], 1) if atom["mass"] >= LIGHT else ""})
     heaviest = min(max(atom["mass"] for atom in merged(r)) for r in section.of_kind("measures") if merged(r))
-    title = f"The worst measures are unbalanced: one place holds {percent(heaviest)} of the mass or more"
+    title = f"In each of the worst measures one place holds at least {at_least(100 * heaviest, 4)} % of the mass"
     chart = alt.LayerChart(layer=_measure_layers()).properties(width=170, height=alt.Step(46))
     return panels(chart, rows, title=title).resolve_scale(x="independent", y="independent")
 
@@ -212,7 +214,8 @@ CHARTS = (
         sections=("regimes",),
         rank=10,
         about="The worst constant that was found against the number of tokens, one panel for each head and radius: "
-        "below the bound for so many tokens, and from the crossing n* on near what measures attain.",
+        "below the bound for so many tokens and what measures attain. At the crossing n* one token is the lightest "
+        "atom of the measure that attains most.",
         wanted=lambda section: any(drawable(r.answer.lower) for r in section.of_kind("regimes")),
         draw=draw_regimes,
         table=table_regimes,

@@ -23,6 +23,8 @@ PRODUCTS: Styles = {
     NOISE: Style(mark="dotted line", colour=TYPICAL),
 }
 ERRORS: Styles = {WORST: Style(mark="dotted line", colour=MEASURED), NOISE: PRODUCTS[NOISE]}
+# A product that is larger by less is told as equal.
+ALIKE = 1.05
 # What a logarithmic axis of floats can hold.
 HIGHEST = 300.0
 PANEL = {"width": 330, "height": 210}
@@ -78,7 +80,9 @@ def draw_products(section: Section) -> Chart:
     }
     every = found(section)
     gaps = extent((each.depths[-1].log_gap for each in every), large)
-    title = f"Layers do not multiply: the product of the blocks is {gaps} times what they do together"
+    title = f"The product of the blocks is {gaps} times what they do together"
+    if min(each.depths[-1].log_gap for each in every) > math.log10(ALIKE):
+        title = f"Layers do not multiply: {title[0].lower()}{title[1:]}"
     rows = [row for each in every for row in over_layers(each, series)]
     return layer_panels(rows, PRODUCTS, up="multiplies perturbations by", title=title)
 

@@ -1,5 +1,6 @@
 """What charts are made of, and their numbers as tables: for readers who do not see them, or want the digits."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,9 +30,9 @@ def cell(value: float | None, digits: int = 4, *, written: Callable[[float, int]
 
 
 def ends(records: Iterable[Record]) -> tuple[str, str]:
-    """Write the smallest lower end and the largest upper end of some constants."""
+    """Write the smallest lower end and the largest upper end of some constants; infinite where one has none."""
     answers: Sequence[Any] = [record.answer for record in records]
-    low, high = min(a.lower for a in answers), max(a.upper or a.lower for a in answers)
+    low, high = min(a.lower for a in answers), max(math.inf if a.upper is None else a.upper for a in answers)
     return at_least(low, 4), at_most(high, 4)
 
 

@@ -282,6 +282,7 @@ class AttackSummary:
     lines: tuple[AttackRow, ...]  # what was attained, by radius and method
     # in how many windows some method changed the predicted class, by radius; none for maps that are no classifier
     flips: tuple[tuple[float, int], ...] = ()
+    tried: tuple[int, ...] = ()  # at how many windows that is known, in the same order
 
     @property
     def name(self) -> str:
@@ -307,7 +308,7 @@ class AttackSummary:
         """
         eps = near = 0.0
         for line in self.best:
-            gap = math.inf if line.ratio is None else abs(line.ratio - 1)
+            gap = 0.0 if line.attained == line.predicted else math.inf if line.ratio is None else abs(line.ratio - 1)
             if gap > LEAVES:
                 share = 1.0 if math.isinf(gap) else (LEAVES - near) / (gap - near)
                 return eps * (line.eps / eps) ** share if eps else 0.0
@@ -324,8 +325,11 @@ class AttackSummary:
         """From which radius on the predicted class changes, in words; nothing for maps that are no classifier."""
         if not self.flips:
             return ""
-        windows = max(line.windows for line in self.lines)
-        found = [f"in {many} of {windows} windows at ε = {number(eps)}" for eps, many in self.flips if many]
+        found = [
+            f"in {many} of {count(windows, 'window')} at ε = {number(eps)}"
+            for (eps, many), windows in zip(self.flips, self.tried, strict=True)
+            if many
+        ]
         if not found:
             return f"No attack changes the predicted class up to ε = {number(self.flips[-1][0])}. "
         said = found[0] if len(found) == 1 else f"{found[0]}, {found[-1]}"
@@ -334,6 +338,8 @@ class AttackSummary:
     @property
     def _linearity(self) -> str:
         ends, radii = self.linear_until, [line.eps for line in self.best]
+        if not any(line.attained for line in self.lines):
+            return f"{self.name}: nothing that was tried moves the output."
         if ends is None:
             return (
                 f"{self.name}: what is attained stays within 10 % of what is predicted up to ε = {number(radii[-1])}."
@@ -360,19 +366,19 @@ def summarise_attacks(records: Iterable[AttackRecord]) -> list[AttackSummary]:
     groups = grouped(records, lambda r: (r.ask.model, r.ask.map, r.ask.layer, r.ask.length, r.ask.metric))
     return [
         AttackSummary(
-            model=model, map=part, layer=layer, length=length, metric=metric, lines=_lines(found), flips=_flips(found)
+            **{"model": model, "map": part, "layer": layer, "length": length, "metric": metric},
+            lines=_lines(found),
+            flips=tuple((eps, len({r.ask.window for r in some if r.answer.flipped})) for eps, some in _known(found)),
+            tried=tuple(len({r.ask.window for r in some}) for _eps, some in _known(found)),
         )
         for (model, part, layer, length, metric), found in sorted(groups.items())
     ]
 
 
-def _flips(records: Sequence[AttackRecord]) -> tuple[tuple[float, int], ...]:
-    """Count the windows in which some method changed the predicted class, for every radius."""
-    known = [r for r in records if r.answer.flipped is not None]
-    return tuple(
-        (eps, len({r.ask.window for r in found if r.answer.flipped}))
-        for eps, found in sorted(grouped(known, lambda r: r.ask.eps).items())
-    )
+def _known(records: Sequence[AttackRecord]) -> list[tuple[float, list[AttackRecord]]]:
+    """Return the records for every radius that say whether the predicted class changes."""
+    known = (r for r in records if r.answer.flipped is not None)
+    return sorted(grouped(known, lambda r: r.ask.eps).items())
 
 
 def _lines(records: Sequence[AttackRecord]) -> tuple[AttackRow, ...]:

@@ -275,9 +275,9 @@ class BudgetSummary:
             f"({number(whole.low)} to {number(whole.high)}{spread}; run truly {number(self.measured)}); one by one, "
             f"half of the cost sits in {len(worst)} of {len(every)} {self.noun}"
         )
-        if whole.kl == 0:
+        if whole.kl == 0 and self.measured == 0:
             return f"{self.budget.model}: {self.scheme} everywhere changes nothing."
-        if len(worst) == len(every):
+        if len(worst) == len(every) or whole.kl == 0:
             return f"{said}."
         kept, finer = {each.name for each in worst}, self._finer
         recipe = {name: finer if name in kept else self.scheme for name in every}
@@ -322,7 +322,8 @@ class BudgetSummary:
         before = [margin for answer in self.answers for margin in answer.before]
         after = [margin for answer in self.answers for margin in answer.after]
         if not after:
-            moved = [(2 * cost) ** 0.5 for answer in self.answers for cost in answer.truth]
+            # one less a cosine may be below zero by rounding
+            moved = [max(2 * cost, 0.0) ** 0.5 for answer in self.answers for cost in answer.truth]
             mean, most = number(sum(moved) / len(moved)), number(max(moved))
             said = f"move by {mean} in the mean, at most {most}"
             if self.budget.cost == COSINE:
@@ -334,10 +335,8 @@ class BudgetSummary:
             means = [number(sum(margins) / len(margins)) for margins in (before, after)]
             labels = f"{flips} of {len(after)} labels flip" if flips else f"none of {len(after)} labels flips"
             return f"Margins go from {means[0]} to {means[1]} in the mean; {labels}."
-        tenth = ranked[: max(1, len(ranked) // 10)]
-        share = sum(each.cost for each in tenth) / (sum(each.cost for each in ranked) or 1.0)
         changes = f"The most likely token changes at {percent(flips / len(after))} of positions"
-        return f"{changes}; a tenth of them bears {percent(share)} of the cost."
+        return f"{changes}; {tenth_in_words([each.cost for each in ranked])} of the cost."
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
         """Render the answer, and the errors that cost most."""
@@ -375,6 +374,17 @@ class BudgetSummary:
         margins = [{"before": answer.before, "after": answer.after} for answer in self.answers]
         truly = {"groups": groups, "measured": self.measured, "tokens": tokens, "margins": margins}
         return to_json(about | {"together": together, "effects": effects, "sentence": self.sentence} | truly)
+
+
+def tenth_in_words(costs: Sequence[float]) -> str:
+    """Say what share of the cost a tenth of the positions bears, or the one that suffers most of less than ten.
+
+    >>> tenth_in_words([3.0, 1.0]), tenth_in_words([9.0] + 29 * [1.0])
+    ('1 of them bears 75 %', '3 of them bear 28.9 %')
+    """
+    few = max(1, len(costs) // 10)
+    share = sum(sorted(costs, reverse=True)[:few]) / (sum(costs) or 1.0)
+    return f"{number(few)} of them {'bears' if few == 1 else 'bear'} {percent(share)}"
 
 
 def _as_text(pieces: Sequence[str]) -> str:

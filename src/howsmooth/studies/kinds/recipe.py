@@ -112,11 +112,12 @@ class RecipeSummary:
         parts += [f"{kept} kept"] if kept else []
         pairs = zip(found.rules, found.by_rules, strict=True)
         others = ", ".join(f"{rule} {number(cost)}" for rule, cost in pairs)
+        others = others and f"; recipes of this size by rules of thumb: {others}"
         return (
             f"{self.ask.model}, {self.ask.asked}: {', '.join(parts)} cost {cost_in_words(found.measured, found.cost)}, "
             f"measured on held-out text (on fresh draws {number(found.fresh)}, {number(found.fresh_low)} to "
             f"{number(found.fresh_high)}; by the draws that chose {number(found.predicted)}) at {number(found.bits)} "
-            f"bits a number, {percent(found.share)} of 16; recipes of this size by rules of thumb: {others}."
+            f"bits a number, {percent(found.share)} of 16{others}."
         )
 
     def recipe(self) -> "Recipe":

@@ -1,15 +1,16 @@
 """Attention on ``length`` tokens in a ball: theorems, inputs that are built from weights, and what searches find."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec.structs import replace
 
 from howsmooth.errors import AssumptionError
 from howsmooth.studies.asks import AboutHead, Answer, one_by_one
-from howsmooth.studies.json_values import ROUND_DOWN, ROUND_UP, JsonValue
+from howsmooth.studies.json_values import ROUND_DOWN, ROUND_UP, JsonValue, finite
 from howsmooth.studies.kinds import Kind
 from howsmooth.studies.kinds.text import TextAnswer, answer_at, norm_of
+from howsmooth.studies.records import Record, grouped
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -159,8 +160,9 @@ class RegimesAnswer(Answer, frozen=True, kw_only=True):
 
     lower: Annotated[float, ROUND_DOWN]  # the worst constant found
     upper: Annotated[float | None, ROUND_UP]  # the bound for so many tokens; none if it overflows
-    crossing: float | None  # the length at which the two regimes meet; none if it overflows
-    plateau: Annotated[float | None, ROUND_DOWN]  # what measures attain; none if it overflows
+    # the length at which one token is the lightest atom of the measure that attains most; none if it overflows
+    crossing: float | None
+    plateau: Annotated[float | None, ROUND_DOWN]  # what measures are known to attain; none if it overflows
     measures_upper: Annotated[float | None, ROUND_UP]  # what no measure exceeds; none if it overflows
 
 
@@ -171,11 +173,38 @@ def _regimes(ask: RegimesAsk, resources: "Resources") -> RegimesAnswer:
     (row,) = found.rows
     return RegimesAnswer(
         lower=row.found,
-        upper=row.upper.value,
-        crossing=found.crossing,
-        plateau=None if found.lower is None else found.lower.value,
-        measures_upper=None if found.upper is None else found.upper.value,
+        upper=finite(row.upper.value),
+        crossing=None if found.crossing is None else finite(found.crossing),
+        plateau=None if found.lower is None else finite(found.lower.value),
+        measures_upper=None if found.upper is None else finite(found.upper.value),
     )
+
+
+def by_head(records: "Iterable[Record[Any, Any]]") -> "list[list[Record[Any, Any]]]":
+    """Sort records of one kind by head and radius, shorter sequences first.
+
+    What a head attains at one length measures attain too: regimes tell it at all of its lengths.
+    """
+    ordered = sorted(records, key=lambda r: r.ask.length)
+    names = ("model", "layer", "map", "biases", "A", "V", "radius")
+    heads = grouped(ordered, lambda r: (len(r.ask.A), *(getattr(r.ask, name) for name in names)))
+    found = [some for _head, some in sorted(heads.items())]
+    return [list(_of_measures(some)) if some[0].ask.kind == "regimes" else some for some in found]
+
+
+def _of_measures(records: "list[Record[Any, Any]]") -> "Iterator[Record[Any, Any]]":
+    """Yield records with what all of them know of measures; as they are where one knows nothing."""
+    known = [
+        # a record of an earlier version may attain more than its plateau: at its length it is a measure
+        max((r.answer.plateau, r.answer.crossing), (r.answer.lower, float(r.ask.length)), key=lambda pair: pair[0])
+        for r in records
+        if r.answer.plateau is not None
+    ]
+    plateau, crossing = max(known, key=lambda pair: pair[0], default=(None, None))
+    for r in records:
+        yield (
+            r if r.answer.plateau is None else replace(r, answer=replace(r.answer, plateau=plateau, crossing=crossing))
+        )
 
 
 KINDS = (

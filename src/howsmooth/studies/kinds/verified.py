@@ -11,7 +11,7 @@ from howsmooth.studies.json_values import to_json
 from howsmooth.studies.kinds import Kind
 from howsmooth.studies.runs.result_table import fitted
 from howsmooth.studies.with_errors import AtWindows, budget_of, places_of
-from howsmooth.wording import number
+from howsmooth.wording import at_least, number
 
 if TYPE_CHECKING:
     from howsmooth.studies.resources import Resources
@@ -98,7 +98,7 @@ class VerifySummary:
         if found.worst and found.worst[0] is not None:
             said += (
                 f"; the error of {found.names[0]} costs {number(found.measured[0])}, the worst of its size would cost "
-                f"{number(found.worst[0])} to second order"
+                f"at least {at_least(found.worst[0], 3)} to second order"
             )
         return f"{said}; second order ends here: {', '.join(self.beyond)}." if self.beyond else f"{said}."
 

@@ -251,6 +251,8 @@ class CertifiedAccuracy:
         if at is not None:
             shares = f"certified {self._share(at.certified)} and under attack {self._share(at.attacked)}"
             said.append(f"{shares} at ε = {number(at.eps)}")
+        elif self.clean:
+            said.append("nothing is certified and no attack succeeds")
         if self.labelled:
             said.insert(0, f"clean accuracy {self._share(self.clean)}")
         moving = "words that move together" if all(len(word.places) > 1 for word in self._words) else "one word moves"

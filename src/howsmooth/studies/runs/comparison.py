@@ -252,14 +252,16 @@ class Comparison(ResultTable):
     @property
     def sentence(self) -> str:
         """Say which differences are real, and the largest of them."""
-        sure, many = self.real, count(len(self.rows), "ratio")
+        sure, known = self.real, sum(row.ratio is not None for row in self.rows)
+        zero = f"at {count(len(self.rows) - known, 'place')} a constant is 0" if known < len(self.rows) else ""
         if not sure:
-            return f"No difference is real: of {many}, none is told apart from 1."
+            told = f"of {count(known, 'ratio')}, none is told apart from 1" if known else ""
+            return f"No difference is real: {'; '.join(filter(None, (told, zero)))}."
         ratios = [(row.place, row.ratio) for row in sure if row.ratio is not None]
         place, most = max(ratios, key=lambda pair: _log_size(pair[1].value))
         told = f"{place} differs most, {number(most.value, 4)} times the first {bracketed(most.within)}"
-        share = f"{count(len(sure), 'difference')} of {len(self.rows)} {'is' if len(sure) == 1 else 'are'} real"
-        return f"{share}: {told}."
+        share = f"{count(len(sure), 'difference')} of {known} {'is' if len(sure) == 1 else 'are'} real"
+        return f"{share}: {'; '.join(filter(None, (told, zero)))}."
 
     @property
     def suffered(self) -> str:
@@ -267,7 +269,7 @@ class Comparison(ResultTable):
         groups = {
             "less smooth in the second": [row for row in self.rows if row.verdict is DifferenceVerdict.LARGER],
             "smoother": [row for row in self.rows if row.verdict is DifferenceVerdict.SMALLER],
-            "not told apart": [row for row in self.rows if not row.real],
+            "not told apart": [row for row in self.rows if not row.real and row.ratio is not None],
         }
         said = []
         for what, rows in groups.items():

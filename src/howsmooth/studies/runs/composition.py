@@ -57,6 +57,7 @@ class Composition(ResultTable):
     length: int  # how many tokens the windows have
     windows: int
     depths: tuple[Depth, ...]  # what is known at each layer, as far as it is known
+    blocks: int  # how many blocks the model has
 
     @property
     def title(self) -> str:
@@ -66,11 +67,12 @@ class Composition(ResultTable):
     @property
     def sentence(self) -> str:
         """What was found, in a sentence."""
-        first, last = self.depths[0], self.depths[-1]
+        first, last, known = self.depths[0], self.depths[-1], len(self.depths)
+        blocks = count(self.blocks, "block")
         return (
-            f"At {count(self.length, 'token')} the constants of the {count(len(self.depths), 'block')} of {self.model} "
-            f"multiply to {large(last.log_product)}; through the whole model the worst perturbation "
-            f"{grows(first.onward)}."
+            f"At {count(self.length, 'token')} the constants of the "
+            f"{blocks if known == self.blocks else f'first {known} of {blocks}'} of {self.model} multiply to "
+            f"{large(last.log_product)}; through the whole model the worst perturbation {grows(first.onward)}."
         )
 
     @property
@@ -108,14 +110,18 @@ def compositions(records: Iterable[WholeRecord]) -> list[Composition]:
 
 def _composed(place: tuple[str, str, int], records: Sequence[WholeRecord]) -> Composition:
     model, text, length = place
-    by_map = grouped(records, lambda r: (r.ask.map, r.ask.layer))
+    # products of means are means of products at the same windows alone: those of a run that was stopped are fewer
+    every = grouped(records, lambda r: (r.ask.map, r.ask.layer))
+    windows = set.intersection(*({r.ask.window.index for r in some} for some in every.values()))
+    by_map = grouped((r for r in records if r.ask.window.index in windows), lambda r: (r.ask.map, r.ask.layer))
     depths, log_product, layer = [], 0.0, 0
     # an unfinished run ends at the first layer that lacks something
     while (depth := _depth(by_map, layer, log_product)) is not None:
         depths.append(depth)
         log_product, layer = depth.log_product, layer + 1
-    windows = len({record.ask.window.index for record in records})
-    return Composition(model=model, text=text, length=length, windows=windows, depths=tuple(depths))
+    blocks = max(r.ask.blocks for r in records)
+    about = {"model": model, "text": text, "length": length, "blocks": blocks}
+    return Composition(windows=len(windows), depths=tuple(depths), **about)
 
 
 def _depth(by_map: dict[tuple[str, int], list[WholeRecord]], layer: int, log_product: float) -> Depth | None:

@@ -109,7 +109,7 @@ class Measurement(ResultTable):
         interval = f", with its 95 % interval over random directions at {at}" if all(g.low for g in gains) else ""
         said = {
             "typical": f"Typical: what random perturbations are multiplied by{interval}.",
-            "worst": f"Worst: what the worst one is multiplied by{self._mean}; attained at each {self.thing}, and "
+            "worst": f"Worst: what the worst one is multiplied by{self._mean}; attained at each {self.thing}"
             f"{self._closeness}.",
             "relative": "Relative: by how many percent the output changes, at worst, for each percent of the input "
             "(the condition number); unlike worst, it compares layers whose tokens have other sizes.",
@@ -126,20 +126,16 @@ class Measurement(ResultTable):
     @property
     def accuracy(self) -> str:
         """How near the constants are to the truth, in a sentence."""
-        if len(self._brackets) < len(self.records):
-            return "Every constant is attained at its window; from above, not all of them are known."
-        return f"Every constant is attained at its window, and {self._closeness}."
-
-    @property
-    def _brackets(self) -> list[float]:
-        """How wide each bracket is that has an upper end: upper / lower."""
-        answers = (record.answer for record in self.records)
-        return [answer.upper / answer.lower for answer in answers if answer.upper and answer.lower]
+        return f"Every constant is attained at its window{self._closeness}."
 
     @property
     def _closeness(self) -> str:
+        ends = [(record.answer.lower, record.answer.upper) for record in self.records]
+        if not all(high is not None and (low > 0 or high == 0) for low, high in ends):
+            return "; from above, not all of them are known"
+        widest = max((high / low for low, high in ends if high and low), default=1.0)
         worth = percent(self.records[0].ask.solver.confidence) if self.records else "—"
-        return f"within a factor of {at_most(max(self._brackets, default=1.0))} of the truth ({worth} each)"
+        return f", and within a factor of {at_most(widest)} of the truth ({worth} each)"
 
     @property
     def gaps(self) -> tuple[str, ...]:

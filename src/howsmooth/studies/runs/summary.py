@@ -44,6 +44,7 @@ class Typical:
         """What stands behind the worst perturbation in a sentence."""
         value, interval = self.cells
         by = f"shrinks to {value} of its size" if self.value < 1 else f"grows {value}-fold"
+        by = "keeps its size" if value == "1" else by
         return f", a random one {by}{interval and f' {interval}'}"
 
 
@@ -59,7 +60,7 @@ class LayerSummary:
         windows: How many windows of that length; or how many sequences.
         constant: The geometric mean of the constants at them.
         least: The smallest of them.
-        most: The largest of them, at its upper end.
+        most: The largest of them, at its upper end; infinite where one of them has none.
         relative: The geometric mean of the condition numbers at them; none if some window has none.
         typical: What random perturbations are multiplied by, root mean square over windows, with its interval.
         growth: How the constant grows with the length; none if only one length was measured.
@@ -194,7 +195,7 @@ def _summary(layer: int, length: int, records: Sequence[TextRecord], bounds: Bou
         windows=len(here),
         constant=geometric([answer.lower for answer in here]),
         least=min(answer.lower for answer in here),
-        most=max(answer.upper or answer.lower for answer in here),
+        most=max(math.inf if answer.upper is None else answer.upper for answer in here),
         relative=geometric(relative) if len(relative) == len(here) else None,
         typical=typical_of(chosen),
         growth=None if whole else growth_of((r.ask.length, r.answer.lower) for r in records),
