@@ -114,7 +114,7 @@ def test_a_proof_that_does_not_check_is_not_left(certify, howsmooth, tmp_path, m
     (tmp_path / "proof.json").write_text("before", encoding="utf-8")
     done = certify("--sentence", TEXT, "--word", "1", "--at", "attention", "--save", "proof.json")
     assert done.code == 1
-    assert done.err.startswith("Not saved: cannot check")
+    assert done.err.startswith("Not saved, cannot check: the weights are others")
     assert (tmp_path / "proof.json").read_text(encoding="utf-8") == "before"
     assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
 

@@ -352,7 +352,7 @@ def _save(path: Path, certifying: Certifying, answers: "list[CertificateAnswer]"
     with whole(path) as partial:
         certificate.save(partial)
         if wrong := [outcome for outcome in check_proof(partial, model) if outcome.status != "checked"]:
-            say(f"Not saved: {wrong[0]}.", err=True)
+            say(f"Not saved, {wrong[0].status}: {wrong[0].why}.", err=True)
             raise typer.Exit(FAILED)
     say(f"Saved and checked: {path}.", err=say_to_err)
 
