@@ -59,6 +59,11 @@ def require_same_steps(run: Callable[[Tensor], Tensor], x: Tensor, name: str) ->
         AssumptionError: If Python looks at a number that depends on the input, or two runs differ.
     """
     drawn, once = torch.random.get_rng_state(), run(x)
+    if not isinstance(once, Tensor):
+        raise AssumptionError(
+            f"{name} must return one tensor, got {type(once).__name__}; give a module that returns its logits.",
+            field="model",
+        )
     try:
         run(FollowedTensor(x))
     except (Exception, InputReadError) as error:
