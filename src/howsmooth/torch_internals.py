@@ -218,28 +218,27 @@ class FollowedTensor(Tensor):
         """Have the shape of some numbers, and no memory that anybody could look into."""
         layout: Any = {"strides": numbers.stride(), "storage_offset": numbers.storage_offset()}
         kind: Any = {"dtype": numbers.dtype, "device": numbers.device}
-        found = Tensor._make_wrapper_subclass(cls, numbers.shape, **layout, **kind)  # type: ignore[attr-defined]
+        found = Tensor._make_wrapper_subclass(cls, numbers.shape, **layout, **kind)
         torch._C._set_throw_on_mutable_data_ptr(found)
         return found
 
     def __init__(self, numbers: Tensor) -> None:
         self.numbers = numbers
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, operation: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, operation, _types, args=(), kwargs=None) -> Any:  # type: ignore[no-untyped-def, override]
         """Run an operation on the numbers, and follow what it returns."""
-        kwargs = kwargs or {}
-        named = {argument.name: x for argument, x in zip(operation._schema.arguments, args, strict=False)} | kwargs
-        written = [named.get(argument.name) for argument in operation._schema.arguments if argument.is_write]
+        kwargs, parameters = kwargs or {}, operation._schema.arguments
+        given = {parameter.name: x for parameter, x in zip(parameters, args, strict=False)} | kwargs
+        written = [given.get(parameter.name) for parameter in parameters if parameter.is_write]
         if not all(isinstance(x, cls | None) for x in tree_leaves(written)):
             raise InputReadError("writes numbers that depend on the input into a tensor that does not")
-        forbidden = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-        # rows that are chosen by a mask are always as many unless the mask depends on the input
-        if operation is torch.ops.aten.index.Tensor and not any(isinstance(x, cls) and x.dtype in MASKS for x in args[1]):
-            forbidden = set()
-        if forbidden & {*operation.tags}:
+        # rows are always as many if the mask that chooses them does not depend on the input
+        chosen = operation is torch.ops.aten.index.Tensor
+        chosen = chosen and not any(isinstance(x, cls) and x.dtype in MASKS for x in args[1])
+        if not chosen and {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*operation.tags}:
             raise InputReadError("looks at numbers that depend on the input")
         args_inside, kwargs_inside = tree_map_only(cls, lambda x: x.numbers, (args, kwargs))
         found = operation(*args_inside, **kwargs_inside)

@@ -300,7 +300,7 @@ def test_steps_that_do_not_are_not(step, rng):
         nn.Dropout(),
         lambda x: nn.functional.dropout(x, 1e-9, training=True),
         lambda x: x + torch.rand(()),
-        lambda x: x + random.random(),  # noqa: S311
+        lambda x: x + random.random(),
     ],
 )
 def test_chance_is_refused(step, rng):

@@ -99,7 +99,7 @@ def test_a_proof_is_saved_and_checked(certify, howsmooth, small_classifier, tmp_
     checked = howsmooth("check", "proof.json", "--model", small_classifier)
     assert checked.code == 0
     assert checked.out.count("checked: class ") == 2
-    records = [r for r in read_run(tmp_path / "run").records]
+    records = read_run(tmp_path / "run").records
     claims = json.loads((tmp_path / "proof.json").read_text())["claims"]
     assert {tuple(claim["moved"]): claim["radius"] for claim in claims} == {
         r.answer.places: pytest.approx(r.answer.certified, rel=0.1) for r in records

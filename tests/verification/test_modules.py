@@ -51,7 +51,7 @@ STEPS = {
     "an array": (lambda x: x + torch.from_numpy(x.numpy().round()), r"numpy.*test_modules\.py:\d+ "),
     "a shape": (lambda x: x * len(x.nonzero()), r"looks at numbers .*test_modules\.py:\d+ "),
     "dropout": (lambda x: nn.functional.dropout(x, training=True), "Tokens draws random numbers"),
-    "chance": (lambda x: x * random.random(), "from one run to the next"),  # noqa: S311
+    "chance": (lambda x: x * random.random(), "from one run to the next"),
     "two outputs": (lambda x: (x, x), "cannot be written as ONNX"),
 }
 

@@ -15,7 +15,13 @@ from howsmooth.models.attention_layer import AttentionLayer
 from howsmooth.models.autograd import unknown_family
 from howsmooth.models.families.registry import FAMILIES, ONE_SIDED, reader
 from howsmooth.models.inputs.text import HubTokenizer, Tokenizer
-from howsmooth.models.loading.adapters import changed_forward, merged, require_plain_weights, unwrapped, without_adapters
+from howsmooth.models.loading.adapters import (
+    changed_forward,
+    merged,
+    require_plain_weights,
+    unwrapped,
+    without_adapters,
+)
 from howsmooth.models.loading.pretrained import LoadedModel, load_by_name, tokenizer_named
 from howsmooth.models.loading.weight_files import WeightFiles
 from howsmooth.models.module_comparison import CLASSES, EMBEDDINGS, LAST_NORM, WORDS, differences

@@ -99,8 +99,8 @@ def changed_forward(module: nn.Module) -> str:
 
 def _is_replaced(part: nn.Module) -> bool:
     """Tell whether a module runs another forward than its class was written with."""
-    if isinstance(part, torch.jit.ScriptModule):
-        return False
+    if isinstance(part, torch.jit.ScriptModule) or hasattr(part, "_orig_mod"):
+        return False  # compiled from the forward of its class
     kind = next(kind for kind in type(part).__mro__ if "forward" in vars(kind))
     written = vars(kind)["forward"]
     own = [layer for layer in _layers(vars(part).get("forward")) if not _is_from(layer, OURS)]
