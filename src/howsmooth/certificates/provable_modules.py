@@ -1,4 +1,4 @@
-"""Modules of whose maps something is proven: what is proven must be true of the module too, on the whole ball.
+"""Modules of whose maps Theorem 11 proves something: it must be true of the module too, on the whole ball.
 
 A hook or a branch may do nothing at one input. Three checks, each of which takes a few forward passes at most:
 
@@ -7,16 +7,15 @@ A hook or a branch may do nothing at one input. Three checks, each of which take
 3. it computes what the maps do at points on the surface of the certified ball.
 """
 
-import linecache
 import os
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-import howsmooth
 from howsmooth.certificates.flip_attack import descent_direction, random_sphere
 from howsmooth.certificates.sentence_certifier import Radius, SentenceCertifier
 from howsmooth.errors import AssumptionError
@@ -27,7 +26,7 @@ from howsmooth.torch_internals import FollowedTensor, InputReadError
 from howsmooth.wording import number
 
 # Where no line of the user's stands.
-LIBRARIES = tuple(os.path.dirname(str(package.__file__)) + os.sep for package in (torch, howsmooth))
+LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))
 # What a module may differ by from its maps, beyond rounding, as a share of the margin that is left.
 SHARE = 1e-3
 
@@ -70,7 +69,7 @@ def require_same_steps(run: Callable[[Tensor], Tensor], x: Tensor, name: str) ->
         what = str(error) if isinstance(error, InputReadError) else f"does what cannot be followed ({_first(error)})"
         raise AssumptionError(
             f"{name} {what}{_place(error)}, so that it may take other steps at other inputs, and what is proven needs "
-            "the same steps at all of them; torch.where, clamp and relu choose without looking.",
+            "the same steps at all of them; torch.where, clamp and relu leave them the same.",
             field="model",
         ) from error
     again = run(x)  # last, so that a module that keeps what it computed keeps plain tensors
@@ -133,8 +132,7 @@ def _place(error: BaseException) -> str:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(LIBRARIES)]
     if not frames:
         return ""
-    line = frames[-1].line or linecache.getline(frames[-1].filename, frames[-1].lineno or 0).strip()
-    return f" at {frames[-1].filename}:{frames[-1].lineno} ({line})"
+    return f" at {frames[-1].filename}:{frames[-1].lineno} ({frames[-1].line})"
 
 
 def _first(error: BaseException) -> str:

@@ -1,5 +1,6 @@
 """Commands that fill a run: ``measure``, ``attack``, ``certify``, ``budget``; what ``sweep`` and ``paper`` share."""
 
+import importlib
 import inspect
 import json
 import math
@@ -321,6 +322,7 @@ def _require_saveable(path: Path, certifying: Certifying, others: dict[str, Any]
         raise AssumptionError(f"proof files know the metric total, got {certifying.metric!r}.", field="metric")
     if len(certifying.each) != 1:
         raise AssumptionError("a proof file is about one sentence: give sentence=.", field="save")
+    importlib.import_module("howsmooth.check")  # which says so if the package that it needs is missing
 
 
 def _save(path: Path, certifying: Certifying, answers: "list[CertificateAnswer]", *, say_to_err: bool) -> None:
