@@ -2,12 +2,17 @@
 
 import functools
 import sys
+from typing import Any, no_type_check
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend
+from torch.nn.modules import module as module_hooks
+from torch.utils._python_dispatch import return_and_correct_aliasing
+from torch.utils._pytree import tree_leaves, tree_map_only
 
+MASKS = (torch.bool, torch.uint8)
 _LAYER_NORM_BACKWARD = torch.ops.aten.native_layer_norm_backward.default  # looked up once: that takes as long as a call
 
 
@@ -185,3 +190,56 @@ def compiled(f: object) -> bool:
         for part in parts
         if hasattr(part, "__dict__")
     )
+
+
+def global_hooks() -> list[Any]:
+    """Return the hooks that run before and after every module. Why: torch registers them, and lists them nowhere."""
+    return [*module_hooks._global_forward_pre_hooks.values(), *module_hooks._global_forward_hooks.values()]
+
+
+class InputReadError(BaseException):
+    """Python looked at numbers that depend on an input; no ``except Exception`` of a module's own hides it."""
+
+
+@no_type_check  # so that no frame of a type checker stands between the line of a user and an operation
+class FollowedTensor(Tensor):
+    """An input that is followed through a computation: what depends on it is followed too.
+
+    Operations run as always, but for those that would let Python see a number, or a shape that depends on one: they
+    raise. A computation that runs through takes the same steps for every input of this shape.
+
+    Why not a FakeTensor: it forgets what is written into other tensors, and custom operations have no shapes for it.
+    """
+
+    numbers: Tensor
+
+    @staticmethod
+    def __new__(cls, numbers: Tensor) -> "FollowedTensor":
+        """Have the shape of some numbers, and no memory that anybody could look into."""
+        layout: Any = {"strides": numbers.stride(), "storage_offset": numbers.storage_offset()}
+        kind: Any = {"dtype": numbers.dtype, "device": numbers.device}
+        found = Tensor._make_wrapper_subclass(cls, numbers.shape, **layout, **kind)
+        torch._C._set_throw_on_mutable_data_ptr(found)
+        return found
+
+    def __init__(self, numbers: Tensor) -> None:
+        self.numbers = numbers
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(cls, operation, _types, args=(), kwargs=None) -> Any:  # type: ignore[no-untyped-def, override]
+        """Run an operation on the numbers, and follow what it returns."""
+        kwargs, parameters = kwargs or {}, operation._schema.arguments
+        given = {parameter.name: x for parameter, x in zip(parameters, args, strict=False)} | kwargs
+        written = [given.get(parameter.name) for parameter in parameters if parameter.is_write]
+        if not all(isinstance(x, cls | None) for x in tree_leaves(written)):
+            raise InputReadError("writes numbers that depend on the input into a tensor that does not")
+        # rows are always as many if the mask that chooses them does not depend on the input
+        chosen = operation is torch.ops.aten.index.Tensor
+        chosen = chosen and not any(isinstance(x, cls) and x.dtype in MASKS for x in args[1])
+        if not chosen and {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*operation.tags}:
+            raise InputReadError("looks at numbers that depend on the input")
+        args_inside, kwargs_inside = tree_map_only(cls, lambda x: x.numbers, (args, kwargs))
+        found = operation(*args_inside, **kwargs_inside)
+        return return_and_correct_aliasing(operation, args, kwargs, tree_map_only(Tensor, cls, found))

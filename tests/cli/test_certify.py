@@ -92,6 +92,49 @@ def test_synonyms_are_counted_and_a_combination_that_changes_the_prediction_is_t
     assert not (tmp_path / "run").exists()
 
 
+def test_a_proof_is_saved_and_checked(certify, howsmooth, small_classifier, tmp_path):
+    done = certify("--sentence", TEXT, "--word", "film,1", "--save", "proof.json")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.endswith("Saved and checked: proof.json.\n")
+    checked = howsmooth("check", "proof.json", "--model", small_classifier)
+    assert checked.code == 0
+    assert checked.out.count("checked: class ") == 2
+    records = read_run(tmp_path / "run").records
+    claims = json.loads((tmp_path / "proof.json").read_text())["claims"]
+    assert {tuple(claim["moved"]): claim["radius"] for claim in claims} == {
+        r.answer.places: pytest.approx(r.answer.certified, rel=0.1) for r in records
+    }
+    assert all(c["radius"] <= r.answer.certified for c in claims for r in records if [*r.answer.places] == c["moved"])
+    again = certify("--sentence", TEXT, "--word", "film,1", "--save", "proof.json", "--json")
+    assert again.err == "Saved and checked: proof.json.\n"
+    assert json.loads(again.out)
+
+
+def test_a_proof_that_does_not_check_is_not_left(certify, howsmooth, tmp_path, monkeypatch):
+    (tmp_path / "proof.json").write_text("before", encoding="utf-8")
+    done = certify("--sentence", TEXT, "--word", "1", "--at", "attention", "--save", "proof.json")
+    assert done.code == 1
+    assert done.err.startswith("Not saved, cannot check: the weights are others")
+    assert (tmp_path / "proof.json").read_text(encoding="utf-8") == "before"
+    assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--sentence", TEXT, "--save", "proof.txt"), "saved as .json, got 'proof.txt'"),
+        (("--sentence", TEXT, "--save", "nowhere/proof.json"), "nowhere"),
+        (("--sentence", TEXT, "--save", "proof.json", "--metric", "sum"), "proof files know the metric total"),
+        (("--sentence", TEXT, "--save", "proof.json", "--dry-run"), "leave out --dry-run"),
+        (("--sentence", TEXT, "--save", "proof.json", "--synonyms", "absent.json"), "leave out --synonyms"),
+        (("--sentences", "set.txt", "--save", "proof.json"), "one sentence: give --sentence"),
+    ],
+)
+def test_what_cannot_be_saved_is_said_before_any_work(certify, tmp_path, options, said):
+    (tmp_path / "set.txt").write_text("a film\na fine film\n", encoding="utf-8")
+    check_refusal(certify(*options), said, tmp_path)
+
+
 def check_refusal(done, said, tmp_path):
     assert done.code == 2, done.out + done.err
     assert said in done.err

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from howsmooth.certificates.flip_attack import Classifier, random_sphere, smallest_flip
+from howsmooth.certificates.provable_modules import require_same_on_ball
 from howsmooth.certificates.radius_search import Rivals
 from howsmooth.certificates.sentence_certifier import Radius, SentenceCertifier
 from howsmooth.certificates.sentences import (
@@ -306,6 +307,8 @@ def certify(
     groups = [(i,) for i in range(len(certifier.embeddings))] if groups is None else groups
     generator = generator_from(seed)
     radii = certifier.radii(groups, p=p, seeds=[generator] * len(groups))
+    if module is not None:
+        require_same_on_ball(certifier, module, radii, p)
     return Certificate(
         radii=tuple(replace(radius, certified=radius.certified * shrink) for radius in radii),
         predicted=certifier.predicted,

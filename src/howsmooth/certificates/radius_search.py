@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -48,8 +48,9 @@ class Rivals:
             AssumptionError: If there is no such class, or no other.
         """
         best, count = int(logits.argmax()), len(logits)
-        others = [k for k in (range(count) if among is None else among) if k != best]
-        if not others or any(not 0 <= k < count for k in others):
+        given = range(count) if among is None else among
+        others = [k for k in given if k != best] if isinstance(given, Iterable) else []
+        if not others or any(k not in range(count) for k in others):
             raise AssumptionError(
                 f"give classes from 0 to {count - 1}, one of them not the predicted one, {best}; got {among}.",
                 field="classes",

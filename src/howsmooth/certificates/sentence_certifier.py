@@ -81,6 +81,10 @@ class SentenceCertifier:
         self.embeddings = X.detach().to("cpu", torch.float64)
         logits = _logits(self.classifier, self.embeddings)
         self.predicted = int(logits.argmax())
+        if label is not None and (isinstance(label, bool) or label not in range(len(logits))):
+            raise AssumptionError(
+                f"label must be one of the classes 0 to {len(logits) - 1}, got {label!r}.", field="label"
+            )
         if label is not None and label != self.predicted:
             raise AssumptionError(
                 f"the sentence is predicted to be of class {self.predicted}, not {label}: there is nothing to certify.",

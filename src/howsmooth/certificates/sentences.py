@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from howsmooth.certificates.provable_modules import require_plain_forward, require_same_steps
 from howsmooth.certificates.settings import PLACES, check_place
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError, nearest
 from howsmooth.maps.composition import Chain
@@ -109,7 +110,7 @@ def classifier_at(
 
     Raises:
         AssumptionError: If the model has no classifier or no such layer, or is not read in closed form; or there are
-            more tokens than positions; or its module has other logits at the sentence.
+            more tokens than positions; or its module has other logits at the sentence, hooks, or branches.
         DtypeError: If the ids are not whole numbers.
         ShapeError: If there is not one sentence.
     """
@@ -130,7 +131,10 @@ def classifier_at(
             field="model",
         )
     f = f if at == PLACES[0] else Chain(*f.maps, *head.maps(X, tokens.reshape(1, -1), None))
-    _require_logits(model, f, X[0], module_at(model, tokens, at=at, layer=layer))
+    module = module_at(model, tokens, at=at, layer=layer)
+    _require_logits(model, f, X[0], module)
+    require_plain_forward(module.module)
+    require_same_steps(module, X[0], type(module.module).__name__)
     return f, X[0]
 
 

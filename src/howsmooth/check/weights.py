@@ -9,6 +9,7 @@ import numpy as np
 
 from howsmooth.check.outcomes import CannotCheck
 from howsmooth.errors import AssumptionError
+from howsmooth.models.loading.adapters import changed_forward
 from howsmooth.proof_files import Step, fingerprint, steps_of
 
 ARRAY_FILES = (".npz", ".safetensors")
@@ -67,6 +68,8 @@ def _candidates(model: Any, about: dict[str, Any]) -> Iterator[list[Step]]:
     if not hasattr(model, "layers"):
         yield steps_of(model)
         return
+    if why := changed_forward(model.with_head or model.module):
+        raise CannotCheck(f"the model is more than its weights: {why}")
     words = [shape for step in _described(about) for shape in step.get("shapes", {}).get("weights", [])]
     if words:  # what pools tokens says how many there are
         yield _classifier(model, words[0])

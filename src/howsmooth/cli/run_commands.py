@@ -1,7 +1,9 @@
 """Commands that fill a run: ``measure``, ``attack``, ``certify``, ``budget``; what ``sweep`` and ``paper`` share."""
 
+import importlib
 import inspect
 import json
+import math
 import sys
 import time
 import warnings
@@ -19,6 +21,7 @@ from howsmooth.cli.app import INTERRUPTED, stoppable
 from howsmooth.cli.options import OptionJson, checked, option_groups
 from howsmooth.cli.printing import begin, go_on, in_options, print_json, say, visible_console
 from howsmooth.errors import AssumptionError, ConvergenceWarning, FileError
+from howsmooth.files import whole
 from howsmooth.models.loading.names import RANDOM
 from howsmooth.report.drawing.token_text import running_text
 from howsmooth.studies.json_values import default_of
@@ -35,7 +38,8 @@ if TYPE_CHECKING:
     from howsmooth.certificates.synonyms import Synonyms
     from howsmooth.models.transformer import Transformer
     from howsmooth.studies.asks import Ask
-    from howsmooth.studies.records import Failure
+    from howsmooth.studies.kinds.certified_radii import CertificateAnswer
+    from howsmooth.studies.records import Failure, Record
     from howsmooth.studies.resources import Resources
     from howsmooth.studies.runs.composition import Composition
     from howsmooth.studies.runs.measurement import Measurement
@@ -282,6 +286,10 @@ def certify(
             help='Certify every combination of replacements instead, JSON: {"film": ["movie"]}.',
         ),
     ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option("--save", metavar="FILE", help="Write the proof of one sentence, as .json, and check it."),
+    ] = None,
     options: RunOptions,
 ) -> None:
     """Certify a classifier at sentences: how far each word may move before the prediction could change, proven.
@@ -292,11 +300,63 @@ def certify(
     Example: howsmooth certify reviews --sentence "a gripping film"
     """
     certifying.check()
+    if save is not None:
+        _require_saveable(save, certifying, {"synonyms": synonyms, "dry_run": options.dry_run})
     if synonyms is not None:
         if options.dry_run:
             raise AssumptionError("--synonyms fills no run, so that nothing is estimated.", field="dry_run")
         sys.exit(_certify_synonyms(certifying, synonyms, options.as_json))
-    fill_run(kind_named("certificate"), certifying, options)
+    found = fill_run(kind_named("certificate"), certifying, options)
+    if save is not None:
+        _save(save, certifying, [record.answer for record in found], say_to_err=options.as_json)
+
+
+def _require_saveable(path: Path, certifying: Certifying, others: dict[str, Any]) -> None:
+    """Refuse what no proof file holds, before any work."""
+    if path.suffix != ".json" or not path.parent.is_dir():
+        where = "" if path.parent.is_dir() else f" in a folder that is there, not {str(path.parent)!r}"
+        raise FileError(f"a proof is saved as .json{where}, got {str(path)!r}.", field="save")
+    if name := next((name for name, given in others.items() if given), None):
+        raise AssumptionError(f"a proof is saved of words that move; leave out {name}=.", field="save")
+    if certifying.metric != "total":
+        raise AssumptionError(f"proof files know the metric total, got {certifying.metric!r}.", field="metric")
+    if len(certifying.each) != 1:
+        raise AssumptionError("a proof file is about one sentence: give sentence=.", field="save")
+    importlib.import_module("howsmooth.check")  # which says so if the package that it needs is missing
+
+
+def _save(path: Path, certifying: Certifying, answers: "list[CertificateAnswer]", *, say_to_err: bool) -> None:
+    """Write what was certified as a proof file, and check it; one that does not check is not left."""
+    import torch
+
+    from howsmooth.certificates.certify import Certificate
+    from howsmooth.certificates.sentence_certifier import Radius, SentenceCertifier
+    from howsmooth.certificates.sentences import classifier_at
+    from howsmooth.check import check_proof
+    from howsmooth.models.inputs.model_inputs import read_sentence
+    from howsmooth.studies.resources import Resources
+
+    model = Resources().transformer(certifying.model, reading=certifying.reading)
+    ids = torch.tensor(read_sentence(model, *certifying.each))
+    certifier = SentenceCertifier(*classifier_at(model, ids, at=certifying.at, layer=certifying.layer))
+    certificate = Certificate(
+        radii=tuple(
+            Radius(tokens=x.places, certified=x.certified, attacked=math.inf, linear=math.nan, slack=None, seconds=0.0)
+            for x in answers
+        ),
+        predicted=certifier.predicted,
+        rivals=certifier.rivals,
+        metric=certifying.metric,
+        seconds=0.0,
+        classifier=certifier.classifier,
+        embeddings=certifier.embeddings,
+    )
+    with whole(path) as partial:
+        certificate.save(partial)
+        if wrong := [outcome for outcome in check_proof(partial, model) if outcome.status != "checked"]:
+            say(f"Not saved, {wrong[0].status}: {wrong[0].why}.", err=True)
+            raise typer.Exit(FAILED)
+    say(f"Saved and checked: {path}.", err=say_to_err)
 
 
 def _certify_synonyms(certifying: Certifying, file: str, as_json: bool) -> int:
@@ -371,8 +431,11 @@ def _print_synonyms(row: dict[str, Any]) -> None:
     say(f"  proven {share} to all replacements at once; {number(row['seconds'], 2)} s.")
 
 
-def fill_run(kind: Kind, settings: Any, options: RunOptions) -> None:
-    """Plan, answer what is not stored yet, print the results, write the page, and exit with a code that tells."""
+def fill_run(kind: Kind, settings: Any, options: RunOptions) -> "list[Record[Any, Any]]":
+    """Plan, answer what is not stored yet, print the results, write the page, and return the records.
+
+    If anything failed or was stopped, exit with a code that tells.
+    """
     begin(f"Reading {settings.model}")
     from howsmooth.studies.resources import Resources
 
@@ -383,7 +446,7 @@ def fill_run(kind: Kind, settings: Any, options: RunOptions) -> None:
         say(in_options(remark), err=True)
     if options.dry_run:
         options.estimate(made.asks, folder, resources)
-        return
+        return []
     with stoppable(), options.executor(resources, settings.where.threads) as execute, Store(folder) as store:
         made.begin(store)
         before = len(store.done(made.asks))
@@ -407,6 +470,7 @@ def fill_run(kind: Kind, settings: Any, options: RunOptions) -> None:
             say(f"The report is {report}. {folder} holds {count(len(found), 'record')}.")
     kept = f"{len(found)} of {len(made.asks)} {declared.done} and kept"
     exit_with_failures(failures, interrupted=interrupted, kept=kept)
+    return list(found.values())
 
 
 def exit_with_failures(failures: "Sequence[Failure]", *, interrupted: bool, kept: str = "what is done is kept") -> None:

@@ -15,7 +15,13 @@ from howsmooth.models.attention_layer import AttentionLayer
 from howsmooth.models.autograd import unknown_family
 from howsmooth.models.families.registry import FAMILIES, ONE_SIDED, reader
 from howsmooth.models.inputs.text import HubTokenizer, Tokenizer
-from howsmooth.models.loading.adapters import merged, require_plain_weights, unwrapped, without_adapters
+from howsmooth.models.loading.adapters import (
+    changed_forward,
+    merged,
+    require_plain_weights,
+    unwrapped,
+    without_adapters,
+)
 from howsmooth.models.loading.pretrained import LoadedModel, load_by_name, tokenizer_named
 from howsmooth.models.loading.weight_files import WeightFiles
 from howsmooth.models.module_comparison import CLASSES, EMBEDDINGS, LAST_NORM, WORDS, differences
@@ -101,7 +107,11 @@ def load(
         notes=loaded.notes + about_trunk + about_dtype,
         with_head=None if whole is base else whole,
     )
-    found = _compared(_read(transformer, whole, loaded.sentence))
+    read = _read(transformer, whole, loaded.sentence)
+    found = _compared(read)
+    if found is read and (why := changed_forward(whole)):
+        why = f"{why}, which did nothing at random inputs and may do something at others: its bounds are of its weights"
+        found = replace(found, notes=(*found.notes, why))
     _LOG.info("loaded %r%s", found, "".join(f"; {note}" for note in found.notes))
     return found
 

@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from howsmooth.certificates.provable_modules import require_plain_forward, require_same_steps
 from howsmooth.errors import AssumptionError, FileError, ShapeError, UnsupportedModelError
 from howsmooth.files import require_room
 from howsmooth.maps.activations import CUBE, ROOT, Pointwise
@@ -194,7 +195,7 @@ def read_and_run_module(module: nn.Module, shape: Sequence[int], *, tokens: bool
     The module is run on batches of one, in the dtype and the mode that it has. The chain begins with all inputs as one
     token, or with ``tokens`` as they are.
     """
-    example = next(module.parameters()).new_zeros(1, *shape)
+    example = next(module.parameters(), torch.zeros(())).new_zeros(1, *shape)
     name, file = type(module).__name__, written(module, example).getvalue()
     network, _shape = _read(name, io.BytesIO(file), tokens=tokens)
 
@@ -211,8 +212,9 @@ def written(module: nn.Module, example: Tensor) -> io.BytesIO:
     """Return a module as ONNX."""
     file, name = io.BytesIO(), type(module).__name__
     _require_onnx()
-    if module.training:
+    if any(part.training for part in module.modules()):
         raise AssumptionError(f"{name} is in training mode; call .eval() first.", field="network")
+    require_plain_forward(module)
     register: Any = torch.onnx.register_custom_op_symbolic  # type: ignore[attr-defined]
     register("aten::mT", _transposed, 9)  # the exporter has none
     fused = torch.backends.mha.get_fastpath_enabled()
@@ -220,7 +222,10 @@ def written(module: nn.Module, example: Tensor) -> io.BytesIO:
         warnings.simplefilter("ignore")  # of the exporter, on what it will be replaced by
         torch.backends.mha.set_fastpath_enabled(False)  # fused layers are not written as ONNX
         try:
+            require_same_steps(module, torch.linspace(-1, 1, example.numel()).reshape(example.shape).to(example), name)
             torch.onnx.export(module, (example,), file, dynamo=False, opset_version=17)  # type: ignore[arg-type]
+        except AssumptionError:
+            raise
         except Exception as error:  # every layer has its own way not to be exported
             raise UnsupportedModelError(f"{name} cannot be written as ONNX: {error}") from error
         finally:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec.structs import replace
 
 from howsmooth.certificates.settings import PLACES, check_place, norm_in
-from howsmooth.errors import AssumptionError, DtypeError, FileError, HowsmoothError
+from howsmooth.errors import AssumptionError, DtypeError, FileError, HowsmoothError, StudyError
 from howsmooth.models.inputs.sources import Sentences, held, one_sentence, read_source
 from howsmooth.models.loading.names import check_model
 from howsmooth.studies.asks import Answer, Ask
@@ -224,7 +224,8 @@ def run(batch: Sequence[CertificateAsk], cell: Sequence[CertificateAsk], resourc
     """Certify the words of one sentence."""
     import torch
 
-    from howsmooth.certificates.sentences import class_head, ordinary_positions
+    from howsmooth.certificates.provable_modules import require_same_on_ball
+    from howsmooth.certificates.sentences import class_head, module_at, ordinary_positions
     from howsmooth.studies.resources import seeded
 
     first = cell[0]
@@ -241,6 +242,8 @@ def run(batch: Sequence[CertificateAsk], cell: Sequence[CertificateAsk], resourc
     every, p = tuple(ordinary_positions(transformer, numbers)), norm_in(first.metric)
     groups = [ask.word or every for ask in cell]
     radii = certifier.radii(groups, p=p, seeds=[seeded([ask]) for ask in cell])
+    module = module_at(transformer, torch.tensor(numbers), at=first.at, layer=first.layer)
+    require_same_on_ball(certifier, module, radii, p)
     words, left = transformer.require_tokenizer().pieces(numbers), len(transformer.layers) - first.layer
     return [
         CertificateAnswer(
@@ -297,12 +300,14 @@ def _certifier(transformer: "Transformer", sentence: str, at: str, layer: int) -
 
 def planned_certificates(certifying: Certifying, resources: "Resources") -> "PlannedAsks":
     """Check everything that is asked for against the model, and list one ask for each sentence and word."""
+    from howsmooth.certificates.provable_modules import require_plain_forward
     from howsmooth.certificates.sentences import class_head
     from howsmooth.models.inputs.model_inputs import read_sentence
     from howsmooth.studies.plans.at_text import PlannedAsks
 
     model = resources.transformer(certifying.model, reading=certifying.reading)
     class_head(model)
+    require_plain_forward(model.with_head or model.module)
     if certifying.at == "attention":
         model.layer(certifying.layer)
     labelled = certifying.labelled
@@ -416,7 +421,7 @@ def certified_accuracy(
 
     Raises:
         HowsmoothError: If anything asked for cannot be had; before any long work.
-        StudyError: If everything failed.
+        StudyError: If anything failed.
     """
     from howsmooth.models.load import load
     from howsmooth.models.transformer import Transformer
@@ -452,7 +457,10 @@ def certified_accuracy(
         with shown_by(progress) as shown:
             made.begin(store)
             sweep(made.asks, store, execute=execute, progress=shown)
-        found = store.find(ask.key for ask in made.asks)
+        found, failures = store.find(ask.key for ask in made.asks), store.failures(made.asks)
+    if failures:  # an accuracy of the others would be one of another test set
+        first = failures[0]
+        raise StudyError(f"{len(failures)} of {len(made.asks)} certificates failed, {first.ask.label}: {first.error}")
     (whole,) = certified_sets(summarise_certificates(found[ask.key] for ask in made.asks if ask.key in found))
     return whole
 
