@@ -7,7 +7,7 @@ import typer
 
 from howsmooth.cli.options import OptionJson, OptionThreads, set_threads
 from howsmooth.cli.printing import print_json, say
-from howsmooth.errors import FileError, UnsupportedModelError
+from howsmooth.errors import AssumptionError, FileError, UnsupportedModelError
 from howsmooth.files import require_size, whole
 from howsmooth.wording import number
 
@@ -32,6 +32,10 @@ def verify(
         Path | None,
         typer.Option("--results", metavar="FILE", help="Write the verdict there in the words of VNN-COMP."),
     ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option("--save", metavar="FILE.json", help="Write the proof file that howsmooth check reads, checked."),
+    ] = None,
     threads: OptionThreads = None,
     json: OptionJson = False,
 ) -> None:
@@ -47,10 +51,13 @@ def verify(
         if not path.is_file():
             raise FileError(f"there is no file {str(path)!r}.", field=field)
         require_size(path, field, field=field)
-    if results is not None and results.is_dir():
-        raise FileError(f"--results must be a file, and {str(results)!r} is a folder.", field="results")
-    if results is not None and not results.parent.is_dir():
-        raise FileError(f"there is no folder {str(results.parent)!r} to write to; make it first.", field="results")
+    for target, field in ((results, "results"), (save, "save")):
+        if target is not None and target.is_dir():
+            raise FileError(f"--{field} must be a file, and {str(target)!r} is a folder.", field=field)
+        if target is not None and not target.parent.is_dir():
+            raise FileError(f"there is no folder {str(target.parent)!r} to write to; make it first.", field=field)
+    if save is not None and save.suffix != ".json":
+        raise FileError(f"--save writes a proof as .json, got {save.name!r}; change the ending.", field="save")
     set_threads(threads)
     from howsmooth.verification import verify as run
 
@@ -76,7 +83,25 @@ def verify(
     else:
         for line in _sentences(verdict, results):
             say(line)
+    if save is not None:
+        _save(save, verdict, network, property, say_to_err=json)
     raise typer.Exit(CODES[verdict.status])
+
+
+def _save(path: Path, verdict: "Verdict", network: Path, wanted: Path, *, say_to_err: bool) -> None:
+    """Write a verdict as a proof file, and check it; one that does not check is not left."""
+    from howsmooth.check import check_proof
+
+    try:
+        with whole(path) as partial:
+            verdict.save(partial, network, wanted)
+            for outcome in check_proof(partial, network, property=wanted):
+                if outcome.status != "checked":
+                    raise AssumptionError(f"the proof was {outcome.status}: {outcome.why}")
+    except AssumptionError as error:
+        say(f"Not saved: {error}", err=True)
+        raise typer.Exit(CODES["unknown"]) from error
+    say(f"Saved and checked: {path}.", err=say_to_err)
 
 
 def competition_result(verdict: "Verdict") -> str:
