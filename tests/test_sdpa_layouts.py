@@ -277,7 +277,7 @@ def test_modules_with_strided_attention_are_measured_penalised_probed_and_traine
         assert_close(numbers, dense[name], msg=lambda text, name=name: f"{name}: {text}")
     with hs.probe(module, every=1) as probe:
         module(X)
-    assert probe.looks[0].heads[1].largest_logit == pytest.approx(float(dense["largest_logit"][1]))
+    assert probe.looks[0].heads[1].largest_logit == pytest.approx(dense["largest_logit"][1].item())
 
 
 def test_masks_that_do_not_fit_are_refused_where_derivatives_are_recorded(rng):
@@ -297,3 +297,23 @@ def test_heads_of_keys_and_of_values_may_be_shared_differently(rng):
     wanted = formula(q, k, v, enable_gqa=True)
     assert_close(found, wanted)
     assert_close(*(torch.autograd.grad(o.square().sum(), (q, k, v)) for o in (found, wanted)))
+
+
+@pytest.mark.slow
+@pytest.mark.untyped  # the compiler would trace the checks, too
+def test_compiled_code_is_right_where_torch_s_kernel_is_not_and_under_autocast(rng):
+    x = [torch.randn(1, 2, 40, 4, generator=rng, dtype=torch.float64) for _ in range(3)]
+    mask = torch.randn(40, 40, generator=rng)
+    compiled = torch.compile(hs.sdpa, backend="aot_eager", fullgraph=True)
+    for attention in (hs.sdpa, compiled):
+        for scale in (-0.7, 0.0):
+            given = {"is_causal": True, "scale": scale}
+            assert_close(attention(*x, **given), formula(*x, **given))
+        # columns of a mask of the other width
+        assert_close(attention(*x, mask), formula(*x, mask))
+    pushed = torch.compile(lambda *x: jvp(hs.sdpa, x, x), backend="aot_eager", fullgraph=True)
+    y = tuple(z.float() for z in x)
+    with torch.autocast("cpu", torch.bfloat16):
+        value, tangent = pushed(*y)
+        assert value.dtype == tangent.dtype == torch.bfloat16
+        assert_close((value, tangent), jvp(hs.sdpa, y, y), atol=0.02, rtol=0.0)

@@ -190,7 +190,7 @@ def arrange(
         if attn_mask is not None and attn_mask.ndim > 2:
             heads = (1, 1) if attn_mask.shape[-3] == 1 else (shared, -1)
             attn_mask = attn_mask.unflatten(-3, heads)
-    batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+    batch = _broadcast(query.shape[:-2], key.shape[:-2], value.shape[:-2])
     inputs = [x.expand(*(batch or (1,)), *x.shape[-2:]) for x in (query, key, value)]
     if attn_mask is not None:
         missing = len(batch or (1,)) + 2 - attn_mask.ndim
@@ -207,25 +207,27 @@ def arrange(
 def _check(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, is_causal: bool, enable_gqa: bool
 ) -> None:
-    shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
     if not query.dtype == key.dtype == value.dtype:
         raise DtypeError(f"query, key and value need one dtype, got {query.dtype}, {key.dtype}, {value.dtype}.")
     if min(query.ndim, key.ndim, value.ndim) < 2 + enable_gqa:
         raise ShapeError(
-            f"query, key and value need axes for {'heads, ' * enable_gqa}tokens and features, got {shapes}."
+            f"query, key and value need axes for {'heads, ' * enable_gqa}tokens and features, got {_shapes(query, key, value)}."
         )
     if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
-        raise ShapeError(f"query and key need the same features, key and value the same tokens, got {shapes}.")
+        raise ShapeError(
+            f"query and key need the same features, key and value the same tokens, got {_shapes(query, key, value)}."
+        )
     if enable_gqa and any(query.shape[-3] % x.shape[-3] for x in (key, value)):
         raise ShapeError(
-            f"with enable_gqa, the heads of query must be a multiple of those of key and of value, got {shapes}."
+            f"with enable_gqa, the heads of query must be a multiple of those of key and of value, got {_shapes(query, key, value)}."
         )
     try:
-        batch = torch.broadcast_shapes(
-            query.shape[:-2], *(x.shape[: -2 - enable_gqa] + (1,) * enable_gqa for x in (key, value))
-        )
+        # of the heads of groups only those of the queries count
+        batch = _broadcast(query.shape[:-2], *((*x.shape[: -2 - enable_gqa], 1)[: x.ndim - 2] for x in (key, value)))
     except RuntimeError as error:
-        raise ShapeError(f"the batch axes of query, key and value must broadcast, got {shapes}.") from error
+        raise ShapeError(
+            f"the batch axes of query, key and value must broadcast, got {_shapes(query, key, value)}."
+        ) from error
     if mask is None:
         return
     if is_causal:
@@ -236,12 +238,19 @@ def _check(
             field="attn_mask",
         )
     scores = (*batch, query.shape[-2], key.shape[-2])
-    if mask.ndim > len(scores) or any(
-        m not in (1, n) for m, n in zip(reversed(mask.shape), reversed(scores), strict=False)
-    ):
+    if mask.ndim > len(scores) or any(m not in (1, n) for m, n in zip(mask.shape[::-1], scores[::-1], strict=False)):
         raise ShapeError(
             f"attn_mask must broadcast to the scores, {scores}, got {tuple(mask.shape)}.", field="attn_mask"
         )
+
+
+def _shapes(*tensors: Tensor) -> str:
+    return ", ".join(str(tuple(x.shape)) for x in tensors)
+
+
+def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    # equal ones first: torch's function takes as long as a small product
+    return shapes[0] if shapes[1:] == shapes[:1] * (len(shapes) - 1) else torch.broadcast_shapes(*shapes)
 
 
 @dataclass(frozen=True)

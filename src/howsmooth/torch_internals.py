@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend
 
-_LAYER_NORM_BACKWARD = torch.ops.aten.native_layer_norm_backward.default  # looked up once: that takes as long as a call
+# Looked up once: that takes as long as a call.
+_LAYER_NORM_BACKWARD, _MATH = torch.ops.aten.native_layer_norm_backward.default, SDPBackend.MATH.value
 
 
 def is_batched(x: Tensor) -> bool:
@@ -87,9 +88,9 @@ def fused_attention_backward(
 def fused_is_chosen(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool, scale: float | None, enable_gqa: bool = False
 ) -> bool:
-    """Tell whether torch's function would take a fused kernel, as it is set; it alone knows all that the kernels need."""
+    """Tell whether torch's function would take a fused kernel: it alone knows its settings and what kernels need."""
     choice = torch._fused_sdp_choice(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=enable_gqa)
-    return choice != SDPBackend.MATH.value
+    return choice != _MATH
 
 
 def fused_is_right(*, causal: bool, scale: float | None) -> bool:
@@ -103,6 +104,8 @@ def with_rows_apart(x: Tensor) -> Tensor:
     The fused kernel gives its output the strides of the queries, which it takes for those of separate rows, and some
     products of matrices in half precision refuse such rows.
     """
+    if x.is_contiguous():
+        return x
     *batch, row, last = x.stride()
     d = x.shape[-1]
     return x.contiguous() if last == 1 and (row < d or any(0 < step < d for step in batch)) else x
