@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from layouts import LAYOUTS
 from torch import nn
 from torch.autograd import forward_ad
 from torch.func import jacrev, jvp, vjp, vmap
@@ -47,32 +48,6 @@ def formula(q, k, v, mask=None, *, is_causal=False, scale=None, enable_gqa=False
     return torch.where(empty, 0.0, torch.softmax(torch.where(empty, 0.0, S), -1)) @ v
 
 
-def windows(x):
-    """Entries that overlap along every axis: each begins one number after the one before, as in a moving window."""
-    size = sum(n - 1 for n in x.shape) + 1
-    if size > x.numel():
-        return x
-    found = x.reshape(-1)[:size]
-    for n in reversed(x.shape):
-        found = found.unfold(0, n, 1)
-    return found.permute(*range(found.ndim)[::-1]).squeeze(-1)
-
-
-# What is laid out here and there keeps its numbers, and between them is what is no number.
-LAYOUTS = {
-    "contiguous": lambda x: x,
-    "transposed": lambda x: x.mT.contiguous().mT,
-    "every second": lambda x: torch.stack((x, torch.full_like(x, math.nan)), -1).flatten(-2)[..., ::2],
-    "heads behind tokens": lambda x: x.movedim(0, -2).contiguous().movedim(-2, 0),
-    "axes reversed": lambda x: x.permute(*range(x.ndim)[::-1]).contiguous().permute(*range(x.ndim)[::-1]),
-    "sliced": lambda x: functional.pad(x, (2, 1, 1, 1), value=math.nan)[..., 1:-1, 2:-1],
-    # these repeat numbers
-    "one token": lambda x: x[..., :1, :].expand(x.shape),
-    "one feature": lambda x: x[..., :1].expand(x.shape),
-    "one number": lambda x: x.reshape(-1)[0].expand(x.shape),
-    "one batch": lambda x: x[:1].expand(x.shape) if x.ndim > 2 else x,
-    "windows": windows,
-}
 TRANSFORMS = ("value", "gradient", "jvp", "forward mode", "vjp of jvp", "double backward", "vmap", "vmap of gradients")
 
 

@@ -168,6 +168,8 @@ def softmax_backward(D: Tensor, P: Tensor, *, out: Tensor | None = None) -> Tens
     """
     if out is None:
         return torch._softmax_backward_data(D, P, -1, D.dtype)
+    if not out.is_contiguous():  # the operator would write its rows as if they were in one piece, one after the other
+        return out.copy_(torch._softmax_backward_data(D, P, -1, D.dtype))
     return torch.ops.aten._softmax_backward_data.out(D, P, -1, D.dtype, grad_input=out)
 
 
