@@ -34,6 +34,7 @@ from howsmooth.torch_internals import (
     fused_is_right,
     in_place,
     inside_transform,
+    outside_of_compiled_code,
     recorded,
     softmax,
     softmax_derivative,
@@ -121,10 +122,9 @@ def sdpa(
     device = query.device.type
     if torch.is_autocast_enabled(device):  # what torch's function does to its arguments
         dtype = torch.get_autocast_dtype(device)
-        query, key, value, attn_mask = (
-            x.to(dtype) if x is not None and x.is_floating_point() and x.dtype != torch.float64 else x
-            for x in (query, key, value, attn_mask)
-        )
+        given = [x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in given]
+        query, key, value = given[:3]
+        attn_mask = None if attn_mask is None else given[3]
     _check(query, key, value, attn_mask, is_causal=is_causal, enable_gqa=enable_gqa)
     if compiled:
         return _composed(query, key, value, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
@@ -211,7 +211,8 @@ def _check(
         raise DtypeError(f"query, key and value need one dtype, got {query.dtype}, {key.dtype}, {value.dtype}.")
     if min(query.ndim, key.ndim, value.ndim) < 2 + enable_gqa:
         raise ShapeError(
-            f"query, key and value need axes for {'heads, ' * enable_gqa}tokens and features, got {_shapes(query, key, value)}."
+            f"query, key and value need axes for {'heads, ' * enable_gqa}tokens and features, got "
+            f"{_shapes(query, key, value)}."
         )
     if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
         raise ShapeError(
@@ -219,7 +220,8 @@ def _check(
         )
     if enable_gqa and any(query.shape[-3] % x.shape[-3] for x in (key, value)):
         raise ShapeError(
-            f"with enable_gqa, the heads of query must be a multiple of those of key and of value, got {_shapes(query, key, value)}."
+            "with enable_gqa, the heads of query must be a multiple of those of key and of value, got "
+            f"{_shapes(query, key, value)}."
         )
     try:
         # of the heads of groups only those of the queries count
@@ -351,6 +353,7 @@ class _TiledSum(torch.autograd.Function):
         ctx.save_for_forward(*tensors, *kept)
 
     @staticmethod
+    @outside_of_compiled_code  # a compiled training step that runs it would compile its tiles one by one
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         return None, *ctx.rule.pull(ctx.saved_tensors, cotangents, ctx.needs_input_grad[1:])
 

@@ -2,12 +2,15 @@
 
 import functools
 import sys
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend
 
+F = TypeVar("F", bound=Callable[..., Any])
 # Looked up once: that takes as long as a call.
 _LAYER_NORM_BACKWARD, _MATH = torch.ops.aten.native_layer_norm_backward.default, SDPBackend.MATH.value
 
@@ -209,6 +212,25 @@ def sigmoid_backward(D: Tensor, P: Tensor, *, out: Tensor | None = None) -> Tens
 def compiler_loaded() -> bool:
     """Tell whether torch's compiler was ever imported: if not, nothing is compiled, and importing it takes seconds."""
     return "torch._dynamo" in sys.modules
+
+
+def outside_of_compiled_code(f: F) -> F:
+    """Let a function run as written when compiled code calls it.
+
+    Why not ``torch.compiler.disable`` at once: it imports the compiler, which takes seconds.
+    """
+    disabled: Callable[..., Any] | None = None
+
+    @functools.wraps(f)
+    def as_written(*args: Any, **kwargs: Any) -> Any:
+        nonlocal disabled
+        if disabled is None and compiler_loaded():
+            disabled = torch.compiler.disable(f)
+        return (disabled or f)(*args, **kwargs)
+
+    as_written._torchdynamo_disable = True  # type: ignore[attr-defined]
+    as_written._torchdynamo_disable_msg = "it runs as written; leave fullgraph=True out"  # type: ignore[attr-defined]
+    return cast(F, as_written)
 
 
 def compiled(f: object) -> bool:
