@@ -30,11 +30,15 @@ from howsmooth.torch_internals import (
     add_product,
     fused_attention,
     fused_attention_backward,
+    fused_is_chosen,
+    fused_is_right,
     in_place,
     inside_transform,
+    outside_of_compiled_code,
     recorded,
     softmax,
     softmax_derivative,
+    with_rows_apart,
 )
 
 # Taken when this file is imported: others may put `sdpa` in its place.
@@ -105,16 +109,32 @@ def sdpa(
         )
     if positions is not None:
         raise AssumptionError("positions are those of tokens that a group shares out; give group.", field="positions")
-    given = [x for x in (query, key, value, attn_mask) if x is not None]
     compiled, transformed = torch.compiler.is_compiling(), inside_transform()
+    if attn_mask is not None and attn_mask.dtype == torch.float32 and query.dtype == torch.float64:
+        attn_mask = attn_mask.double()  # torch's fused kernel would leave out half of the columns
+    if not compiled:
+        query, key, value = (with_rows_apart(x) for x in (query, key, value))
+    given = [x for x in (query, key, value, attn_mask) if x is not None]
     plain = not transformed if compiled else not recorded(*given)
+    plain = plain and fused_is_right(causal=is_causal, scale=scale)
     if plain or dropout_p > 0 or 0 in (query.numel(), key.numel(), value.numel()):
         return TORCH_SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    device = query.device.type
+    if torch.is_autocast_enabled(device):  # what torch's function does to its arguments
+        dtype = torch.get_autocast_dtype(device)
+        given = [x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in given]
+        query, key, value = given[:3]
+        attn_mask = None if attn_mask is None else given[3]
     _check(query, key, value, attn_mask, is_causal=is_causal, enable_gqa=enable_gqa)
     if compiled:
         return _composed(query, key, value, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+    fused = device != "cpu" or accumulated(query.dtype) == query.dtype
+    if not fused and not transformed:
+        # In half precision torch's math kernel computes in float32, and the fused one rounds weights: it is taken where
+        # torch itself takes it, which transforms do not let one ask.
+        fused = fused_is_chosen(query, key, value, attn_mask, causal=is_causal, scale=scale, enable_gqa=enable_gqa)
     inputs, settings = arrange(query, key, value, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
-    found, _log_sum_exp = _TiledSum.apply(_Value(settings), *inputs)
+    found, _log_sum_exp = _TiledSum.apply(_Value(settings, fused), *inputs)
     if max(query.ndim, key.ndim, value.ndim) == 2:
         return found.squeeze(0)
     return found.flatten(-4, -3) if enable_gqa else found
@@ -134,9 +154,10 @@ def _composed(
     q, k, v = (x.to(accumulated(x.dtype)) for x in (query, key, value))
     if enable_gqa:
         k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
-    S = torch.matmul(q * (1 / math.sqrt(q.shape[-1]) if scale is None else scale), k.mT)
-    later = torch.ones(S.shape[-2:], dtype=torch.bool, device=S.device).triu(1) if is_causal else None
-    return torch.matmul(_weights(S, later, attn_mask), v).to(query.dtype)
+    with torch.autocast(query.device.type, enabled=False):
+        S = torch.matmul(q * (1 / math.sqrt(q.shape[-1]) if scale is None else scale), k.mT)
+        later = torch.ones(S.shape[-2:], dtype=torch.bool, device=S.device).triu(1) if is_causal else None
+        return torch.matmul(_weights(S, later, attn_mask), v).to(query.dtype)
 
 
 def _weights(S: Tensor, hidden: Tensor | None, mask: Tensor | None) -> Tensor:
@@ -162,12 +183,14 @@ def arrange(
 ) -> tuple[list[Tensor], "Settings"]:
     """Return queries, keys, values and perhaps a mask with the same batch axes, at least one; masks broadcast."""
     if enable_gqa:  # heads of a group are one more batch axis, over which keys and values broadcast
+        if key.shape[-3] != value.shape[-3]:
+            key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
         shared = key.shape[-3]
         query, key, value = query.unflatten(-3, (shared, -1)), key.unsqueeze(-3), value.unsqueeze(-3)
         if attn_mask is not None and attn_mask.ndim > 2:
             heads = (1, 1) if attn_mask.shape[-3] == 1 else (shared, -1)
             attn_mask = attn_mask.unflatten(-3, heads)
-    batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+    batch = _broadcast(query.shape[:-2], key.shape[:-2], value.shape[:-2])
     inputs = [x.expand(*(batch or (1,)), *x.shape[-2:]) for x in (query, key, value)]
     if attn_mask is not None:
         missing = len(batch or (1,)) + 2 - attn_mask.ndim
@@ -184,19 +207,52 @@ def arrange(
 def _check(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, is_causal: bool, enable_gqa: bool
 ) -> None:
-    shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value))
     if not query.dtype == key.dtype == value.dtype:
         raise DtypeError(f"query, key and value need one dtype, got {query.dtype}, {key.dtype}, {value.dtype}.")
     if min(query.ndim, key.ndim, value.ndim) < 2 + enable_gqa:
         raise ShapeError(
-            f"query, key and value need axes for {'heads, ' * enable_gqa}tokens and features, got {shapes}."
+            f"query, key and value need axes for {'heads, ' * enable_gqa}tokens and features, got "
+            f"{_shapes(query, key, value)}."
         )
     if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
-        raise ShapeError(f"query and key need the same features, key and value the same tokens, got {shapes}.")
-    if enable_gqa and (key.shape[-3] != value.shape[-3] or query.shape[-3] % key.shape[-3]):
-        raise ShapeError(f"with enable_gqa, the heads of query must be a multiple of those of key, got {shapes}.")
-    if mask is not None and is_causal:
+        raise ShapeError(
+            f"query and key need the same features, key and value the same tokens, got {_shapes(query, key, value)}."
+        )
+    if enable_gqa and any(query.shape[-3] % x.shape[-3] for x in (key, value)):
+        raise ShapeError(
+            "with enable_gqa, the heads of query must be a multiple of those of key and of value, got "
+            f"{_shapes(query, key, value)}."
+        )
+    try:
+        # of the heads of groups only those of the queries count
+        batch = _broadcast(query.shape[:-2], *((*x.shape[: -2 - enable_gqa], 1)[: x.ndim - 2] for x in (key, value)))
+    except RuntimeError as error:
+        raise ShapeError(
+            f"the batch axes of query, key and value must broadcast, got {_shapes(query, key, value)}."
+        ) from error
+    if mask is None:
+        return
+    if is_causal:
         raise AssumptionError("give attn_mask or is_causal=True, not both; put both into one mask.", field="attn_mask")
+    if mask.dtype not in (torch.bool, torch.float32, query.dtype):
+        raise DtypeError(
+            f"attn_mask must be boolean, float32 or of the dtype of query, {query.dtype}, got {mask.dtype}.",
+            field="attn_mask",
+        )
+    scores = (*batch, query.shape[-2], key.shape[-2])
+    if mask.ndim > len(scores) or any(m not in (1, n) for m, n in zip(mask.shape[::-1], scores[::-1], strict=False)):
+        raise ShapeError(
+            f"attn_mask must broadcast to the scores, {scores}, got {tuple(mask.shape)}.", field="attn_mask"
+        )
+
+
+def _shapes(*tensors: Tensor) -> str:
+    return ", ".join(str(tuple(x.shape)) for x in tensors)
+
+
+def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    # equal ones first: torch's function takes as long as a small product
+    return shapes[0] if shapes[1:] == shapes[:1] * (len(shapes) - 1) else torch.broadcast_shapes(*shapes)
 
 
 @dataclass(frozen=True)
@@ -297,6 +353,7 @@ class _TiledSum(torch.autograd.Function):
         ctx.save_for_forward(*tensors, *kept)
 
     @staticmethod
+    @outside_of_compiled_code  # a compiled training step that runs it would compile its tiles one by one
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         return None, *ctx.rule.pull(ctx.saved_tensors, cotangents, ctx.needs_input_grad[1:])
 
@@ -401,8 +458,11 @@ class _Rule(ABC):
         return q, k, v, parts[3] if self.settings.masked else None, parts[count:]
 
 
+@dataclass(frozen=True)
 class _Value(_Rule):
     """Attention, and the log-sum-exp of its scores where a fused kernel has it."""
+
+    fused: bool = True  # whether it may be asked
 
     @property
     def inputs(self) -> tuple[Kind, ...]:
@@ -418,9 +478,10 @@ class _Value(_Rule):
 
     def evaluate(self, tensors: Tensors) -> tuple[Tensor, ...]:
         q, k, v, mask, _none = self.split(tensors)
-        fused = fused_attention(q, k, v, mask, causal=self.settings.causal, scale=self.settings.scale)
-        if fused is not None:
-            return fused
+        if self.fused:
+            found = fused_attention(q, k, v, mask, causal=self.settings.causal, scale=self.settings.scale)
+            if found is not None:
+                return found
         return *super().evaluate(tensors), q.new_empty(*q.shape[:-2], 0)
 
     def pull(self, tensors: Tensors, cotangents: Tensors, needed: tuple[bool, ...]) -> tuple[Tensor | None, ...]:

@@ -2,7 +2,8 @@
 
 import functools
 import sys
-from typing import Any, no_type_check
+from collections.abc import Callable
+from typing import Any, TypeVar, cast, no_type_check
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,9 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 MASKS = (torch.bool, torch.uint8)
-_LAYER_NORM_BACKWARD = torch.ops.aten.native_layer_norm_backward.default  # looked up once: that takes as long as a call
+F = TypeVar("F", bound=Callable[..., Any])
+# Looked up once: that takes as long as a call.
+_LAYER_NORM_BACKWARD, _MATH = torch.ops.aten.native_layer_norm_backward.default, SDPBackend.MATH.value
 
 
 def is_batched(x: Tensor) -> bool:
@@ -47,18 +50,22 @@ def fused_attention(
     """Return attention and the log-sum-exp of its scores by torch's fused kernel for CPUs; none where it has none.
 
     On other devices the log-sum-exp is left out, so that only the value is fused. Why not the public function: it keeps
-    the log-sum-exp to itself, and the fused backward pass needs it.
+    the log-sum-exp to itself, and the fused backward pass needs it. The kernel checks next to nothing, so torch is
+    asked whether it would call it.
     """
-    batch, (q, k, v, mask) = q.shape[:-2], _with_four_axes(q, k, v, mask)
-    if q.device.type != "cpu":
-        if torch._fused_sdp_choice(q, k, v, mask, 0.0, causal, scale=scale) == SDPBackend.MATH.value:
-            return None
-        o = nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
-        return _shaped(o, (*batch, *o.shape[-2:])), o.new_empty(*batch, 0)
-    if q.shape[-1] != v.shape[-1]:
+    batch, (q, k, v, mask) = q.shape[:-2], _as_kernels_read(q, k, v, mask)
+    # detached: what torch lacks for a mask that is differentiated is its derivative, which is not asked for here
+    constant = None if mask is None else mask.detach()
+    if not fused_is_right(causal=causal, scale=scale) or not fused_is_chosen(
+        q, k, v, constant, causal=causal, scale=scale
+    ):
         return None
+    if q.device.type != "cpu":
+        # by the name that nothing is put in place of
+        o = torch._C._nn.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
+        return _shaped(o, (*batch, *o.shape[-2:])), o.new_empty(*batch, 0)
     o, log_sum_exp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, 0.0, causal, attn_mask=_additive(mask, q), scale=scale
+        q, k, v, 0.0, causal, attn_mask=mask, scale=scale
     )
     return _shaped(o, (*batch, *o.shape[-2:])), _shaped(log_sum_exp, (*batch, o.shape[-2]))
 
@@ -77,28 +84,63 @@ def fused_attention_backward(
 ) -> tuple[Tensor, ...]:
     """Return the cotangents of q, k and v, from what :func:`fused_attention` returned."""
     shapes = q.shape, k.shape, v.shape
-    q, k, v, mask = _with_four_axes(q, k, v, mask)
-    g, o, log_sum_exp = (x.reshape(*q.shape[:-1], *rest) for x, rest in ((g, (-1,)), (o, (-1,)), (log_sum_exp, ())))
+    q, k, v, mask = _as_kernels_read(q, k, v, mask)
+    g, o = (with_rows_apart(_dense(x.reshape(q.shape))) for x in (g, o))
     found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        g, q, k, v, o, log_sum_exp, 0.0, causal, attn_mask=_additive(mask, q), scale=scale
+        g, q, k, v, o, log_sum_exp.reshape(q.shape[:-1]), 0.0, causal, attn_mask=mask, scale=scale
     )
     return tuple(_shaped(x, shape) for x, shape in zip(found, shapes, strict=True))
 
 
-def _with_four_axes(
+def fused_is_chosen(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool, scale: float | None, enable_gqa: bool = False
+) -> bool:
+    """Tell whether torch's function would take a fused kernel: it alone knows its settings and what kernels need."""
+    choice = torch._fused_sdp_choice(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=enable_gqa)
+    return choice != _MATH
+
+
+def fused_is_right(*, causal: bool, scale: float | None) -> bool:
+    """Tell whether torch's fused kernel is right: it hides scores by -∞ *before* it multiplies them by the scale."""
+    return not causal or scale is None or scale > 0
+
+
+def with_rows_apart(x: Tensor) -> Tensor:
+    """Return ``x``, copied where rows share memory: sliding windows, one row for all.
+
+    The fused kernel gives its output the strides of the queries, which it takes for those of separate rows, and some
+    products of matrices in half precision refuse such rows.
+    """
+    if x.is_contiguous():
+        return x
+    *batch, row, last = x.stride()
+    d = x.shape[-1]
+    return x.contiguous() if last == 1 and (row < d or any(0 < step < d for step in batch)) else x
+
+
+def _dense(x: Tensor) -> Tensor:
+    """Return ``x`` with its last axis in one piece, by a copy if need be: the kernel reads rows as if they were."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _as_kernels_read(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return queries, keys and values with four axes and rows in one piece each, and a mask that is added."""
     batch = q.shape[:-2]
     if len(batch) != 2:
         q, k, v = (x.reshape(-1, batch[-1], *x.shape[-2:]) for x in (q, k, v))
+    q, k, v = (with_rows_apart(_dense(x)) for x in (q, k, v))
     if mask is None:
         return q, k, v, None
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, -torch.inf)
     if len(batch) != 2:
         shared = mask.shape[:-2].numel() == 1
         mask = (
             mask.reshape(1, 1, *mask.shape[-2:])
             if shared
-            else mask.expand(*batch, *mask.shape[-2:]).reshape(-1, batch[-1], *mask.shape[-2:])
+            else mask.expand(*batch[:-1], *mask.shape[-3:]).reshape(-1, *mask.shape[-3:])
         )
     return q, k, v, mask.expand(*mask.shape[:2], q.shape[-2], -1)
 
@@ -106,12 +148,6 @@ def _with_four_axes(
 def _shaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return ``x`` in another shape; a copy, since autograd treats views that a function returns differently."""
     return x if x.shape == shape else x.reshape(shape).contiguous()
-
-
-def _additive(mask: Tensor | None, like: Tensor) -> Tensor | None:
-    if mask is None or mask.dtype != torch.bool:
-        return mask
-    return torch.zeros_like(mask, dtype=like.dtype).masked_fill_(~mask, -torch.inf)
 
 
 def in_place(*operands: Tensor) -> bool:
@@ -139,6 +175,8 @@ def softmax_backward(D: Tensor, P: Tensor, *, out: Tensor | None = None) -> Tens
     """
     if out is None:
         return torch._softmax_backward_data(D, P, -1, D.dtype)
+    if not out.is_contiguous():  # the operator would write its rows as if they were in one piece, one after the other
+        return out.copy_(torch._softmax_backward_data(D, P, -1, D.dtype))
     return torch.ops.aten._softmax_backward_data.out(D, P, -1, D.dtype, grad_input=out)
 
 
@@ -178,6 +216,25 @@ def sigmoid_backward(D: Tensor, P: Tensor, *, out: Tensor | None = None) -> Tens
 def compiler_loaded() -> bool:
     """Tell whether torch's compiler was ever imported: if not, nothing is compiled, and importing it takes seconds."""
     return "torch._dynamo" in sys.modules
+
+
+def outside_of_compiled_code(f: F) -> F:
+    """Let a function run as written when compiled code calls it.
+
+    Why not ``torch.compiler.disable`` at once: it imports the compiler, which takes seconds.
+    """
+    disabled: Callable[..., Any] | None = None
+
+    @functools.wraps(f)
+    def as_written(*args: Any, **kwargs: Any) -> Any:
+        nonlocal disabled
+        if disabled is None and compiler_loaded():
+            disabled = torch.compiler.disable(f)
+        return (disabled or f)(*args, **kwargs)
+
+    as_written._torchdynamo_disable = True  # type: ignore[attr-defined]
+    as_written._torchdynamo_disable_msg = "it runs as written; leave fullgraph=True out"  # type: ignore[attr-defined]
+    return cast(F, as_written)
 
 
 def compiled(f: object) -> bool:

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import howsmooth as hs
 from howsmooth.errors import AssumptionError, ConvergenceWarning, DtypeError, FallbackWarning, NonFiniteError
-from howsmooth.training.penalties import PATIENCE
+from howsmooth.training.penalties import PATIENCE, WarmStart
 
 STEP = 1e-5
 
@@ -300,6 +300,31 @@ def test_a_compiled_module_is_run_as_written_with_a_note():
     f.compile(backend="aot_eager")  # of this one no second derivative can be had
     with pytest.warns(FallbackWarning):
         hs.penalty(f, X).sum().backward()
+
+
+@pytest.mark.slow
+@pytest.mark.untyped  # the compiler would trace the checks, too
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # the compiler's own
+def test_a_compiled_training_step_is_the_step_as_written():
+    f, X = net("block").eval(), tokens(2, 3, 4)
+
+    def steps(change):
+        state = WarmStart()
+
+        def step(X):
+            loss = f(X).square().mean() + hs.penalty(f, X, seed=0, state=state).sum()
+            loss.backward()
+            return loss.detach()
+
+        found, step = [], change(step)
+        for _repeat in range(2):
+            f.zero_grad()
+            found += [step(X), *(x.grad for x in f.parameters())]
+        return found
+
+    assert_close(steps(lambda step: torch.compile(step, backend="aot_eager")), steps(lambda step: step))
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="leave fullgraph=True out"):
+        steps(lambda step: torch.compile(step, backend="eager", fullgraph=True))
 
 
 @pytest.mark.untyped

@@ -27,6 +27,7 @@ from howsmooth.spectral.operators import (
     random_start,
     require_map,
 )
+from howsmooth.torch_internals import outside_of_compiled_code
 from howsmooth.training.hooks import RecordedInputs, read_batch, with_fixed_padding
 from howsmooth.training.recorded_jacobian import RecordedJacobian
 from howsmooth.validation import Seed, generator_from, require_sequences
@@ -141,6 +142,7 @@ class PenaltyFunction:
         return x if self.power == 1 else x.pow(self.power)
 
 
+@outside_of_compiled_code
 def penalty(
     f: Callable[[Tensor], Any],
     X: Float[Tensor, "*batch n d"],
@@ -366,6 +368,7 @@ class AttentionPenalty(contextlib.AbstractContextManager["AttentionPenalty", Non
         self.values: dict[int, Float[Tensor, " batch"]] = {}
         self._function, self._steps, self._generator = function, steps, generator_from(seed)
 
+    @outside_of_compiled_code
     def __call__(self, batch: Any = None) -> Float[Tensor, " batch"]:
         """Return the penalty at what the layers read last; at a batch, if one is given, after a pass of its own."""
         inputs = self._recorded
