@@ -326,7 +326,7 @@ class AttackSummary:
         if not self.flips:
             return ""
         found = [
-            f"in {many} of {count(windows, 'window')} at ε = {number(eps)}"
+            f"in {many} of {windows} windows at ε = {number(eps)}"
             for (eps, many), windows in zip(self.flips, self.tried, strict=True)
             if many
         ]
