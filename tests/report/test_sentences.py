@@ -92,12 +92,12 @@ def at_measures():
             at_regimes(),
             "At 1,000 tokens the worst inputs found attain 0.98 times what measures are known to attain",
         ),
-        ("splitting", at_windows(), "At 3 of 4 windows cutting one token in two"),
+        ("splitting", at_windows(), "At 2 of 4 windows cutting one token in two"),
         ("splitting", at_windows(), "1 is not decided"),
         (
             "measures",
             at_measures(),
-            "12.5 within radius 2, and is unbalanced: of its 2 atoms one holds all but 0.02 of",
+            "12.5 within radius 2: of its 2 atoms the heaviest holds 98 % of the mass",
         ),
         # a study of another name speaks by the kind of its records
         ("mine", at_measures(), "The worst measure found attains 12.5"),

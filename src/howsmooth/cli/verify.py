@@ -1,5 +1,6 @@
 """``howsmooth verify``: does a property in VNN-LIB hold for a network in ONNX?"""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -126,7 +127,8 @@ def _sentences(verdict: "Verdict", results: Path | None) -> list[str]:
     elif verdict.why:
         lines = [f"Unknown: {verdict.why} ({took})."]
     elif uses:
-        lines = [f"Unknown: neither a proof nor a counterexample ({took}); {number(-least)} are missing."]
+        missing = f"; {number(-least)} are missing" if -math.inf < least <= 0 else ""
+        lines = [f"Unknown: neither a proof nor a counterexample ({took}){missing}."]
     else:
         lines = [f"Unknown: the time was over before there was any bound ({took}); give a larger --timeout."]
     if uses:

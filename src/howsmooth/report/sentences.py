@@ -171,7 +171,7 @@ def _extremal(records: Records) -> str:
     two_point, tied_pair = (extent(each, exponent) for each in slopes.values())
     grow = "grow" if min(min(each) for each in slopes.values()) > 0 else "change"
     return (
-        f"The paper's two points {grow} like n^{two_point}, tied pairs {grow} like n^{tied_pair}; at the same head, "
+        f"The paper's two points {grow} like n^{two_point}, tied pairs like n^{tied_pair}; at the same head, "
         f"length and radius tied pairs attain {extent(ratios)} times as much."
     )
 

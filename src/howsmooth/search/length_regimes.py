@@ -186,7 +186,7 @@ def regimes(attention: MultiHead, radius: float, lengths: Sequence[int]) -> Regi
         if (lightest := float(place.masses.min())) > 0:  # it may be no float
             attained.append((_constant(wide, place.points, place.masses), lightest))
     for n in sorted(set(lengths)):
-        starts = [(torch.stack((0 * u, u, -u)), (1, n // 2, n - 1 - n // 2))]
+        starts: list[Start] = [(torch.stack((0 * u, u, -u)), (1, n // 2, n - 1 - n // 2))]
         for place in (*places, *tied_pair_measures(head, radius, n)):
             starts += [(place.points, counts) for counts in dict.fromkeys(place.counts(n))]
         before = next(reversed(bests.values()))
@@ -210,8 +210,8 @@ def regimes(attention: MultiHead, radius: float, lengths: Sequence[int]) -> Regi
     if lower.value < most:
         lower = lower_bound(math.log(most), "worst_measure", measures_in_ball(radius), "ours: measured at Diracs")
         lower = dataclasses.replace(lower, value=most)  # and not what rounding makes of its logarithm
-    known = {"upper": whole, "lower": lower, "crossing": next(crossings, math.inf)}
-    return Regimes(rows=tuple(rows[n] for n in lengths), radius=radius, **known)
+    ordered, crossing = tuple(rows[n] for n in lengths), next(crossings, math.inf)
+    return Regimes(rows=ordered, radius=radius, upper=whole, lower=lower, crossing=crossing)
 
 
 def _constant(attention: MultiHead, points: Float[Tensor, "m d"], masses: Float[Tensor, " m"]) -> float:

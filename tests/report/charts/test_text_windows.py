@@ -153,7 +153,7 @@ def test_radii_that_hardly_differ_are_not_blown_up():
 
 def test_the_title_says_how_much_radius_and_constant_vary():
     found = measurement([changed(r, mean_radius=5.0 * (1 + r.ask.window.index)) for r in grid(layers=1)])
-    title = "Within a layer the radius varies up to 3.00-fold, the constant up to 1.67-fold"
+    title = "Within a layer the radius varies up to 3-fold, the constant up to 1.67-fold"
     assert title_of(draw(found, "radius")) == title
 
 

@@ -47,7 +47,10 @@ def test_linearity_may_last_or_be_over_before_the_first_radius():
 def test_a_map_that_predicts_nothing_is_summed_up_too():
     (found,) = summarise_attacks(records({0.1: 0.0}, predicted=0.0))
     assert found.lines[0].ratio is None
-    assert '"linear_until":0' in found.to_json()
+    assert '"linear_until":null' in found.to_json()
+    assert found.sentence == f"{found.name}: nothing that was tried moves the output."
+    (moved,) = summarise_attacks(records({0.1: 1.0}, predicted=0.0))
+    assert '"linear_until":0' in moved.to_json()
 
 
 def flipping(at):

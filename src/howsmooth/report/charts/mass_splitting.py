@@ -116,7 +116,7 @@ def draw_attack(section: Section) -> Chart:
     worst = max(abs(row["y"] / row["x"] - 1) for row in rows)
     ends = span_of([row[name] for row in rows for name in ("x", "y")])
     rows += points(((end, end) for end in ends), panel="", series=EQUAL)
-    title = f"The attack attains what the derivative predicts, within {at_most(100 * worst, 2)} %"
+    title = f"The attack attains what the derivative predicts, within {at_most(round(100 * worst, 9), 2)} %"
     size = {"width": 340, "height": 340}
     return series_panels(rows, STYLES, across="predicted", up="attained", title=title, size=size)
 

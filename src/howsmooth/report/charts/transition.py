@@ -167,7 +167,8 @@ def draw_measures(section: Section) -> Chart:
             for atom in merged(r):  # the numbers of light atoms would cover each other
                 rows.append(at | atom | {"label": number(atom["mass"], 1) if atom["mass"] >= LIGHT else ""})
     heaviest = min(max(atom["mass"] for atom in merged(r)) for r in section.of_kind("measures") if merged(r))
-    title = f"In each of the worst measures one place holds at least {at_least(100 * heaviest, 4)} % of the mass"
+    share = at_least(round(100 * heaviest, 9), 4)
+    title = f"In each of the worst measures one place holds at least {share} % of the mass"
     chart = alt.LayerChart(layer=_measure_layers()).properties(width=170, height=alt.Step(46))
     return panels(chart, rows, title=title).resolve_scale(x="independent", y="independent")
 

@@ -326,7 +326,7 @@ class AttackSummary:
         if not self.flips:
             return ""
         found = [
-            f"in {many} of {count(windows, 'window')} at ε = {number(eps)}"
+            f"in {many} of {windows} windows at ε = {number(eps)}"
             for (eps, many), windows in zip(self.flips, self.tried, strict=True)
             if many
         ]
@@ -366,7 +366,11 @@ def summarise_attacks(records: Iterable[AttackRecord]) -> list[AttackSummary]:
     groups = grouped(records, lambda r: (r.ask.model, r.ask.map, r.ask.layer, r.ask.length, r.ask.metric))
     return [
         AttackSummary(
-            **{"model": model, "map": part, "layer": layer, "length": length, "metric": metric},
+            model=model,
+            map=part,
+            layer=layer,
+            length=length,
+            metric=metric,
             lines=_lines(found),
             flips=tuple((eps, len({r.ask.window for r in some if r.answer.flipped})) for eps, some in _known(found)),
             tried=tuple(len({r.ask.window for r in some}) for _eps, some in _known(found)),

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from howsmooth.markup import paragraph
 from howsmooth.studies.kinds.text import WholeRecord
@@ -119,9 +120,8 @@ def _composed(place: tuple[str, str, int], records: Sequence[WholeRecord]) -> Co
     while (depth := _depth(by_map, layer, log_product)) is not None:
         depths.append(depth)
         log_product, layer = depth.log_product, layer + 1
-    blocks = max(r.ask.blocks for r in records)
-    about = {"model": model, "text": text, "length": length, "blocks": blocks}
-    return Composition(windows=len(windows), depths=tuple(depths), **about)
+    about: dict[str, Any] = {"model": model, "text": text, "length": length, "windows": len(windows)}
+    return Composition(depths=tuple(depths), blocks=max(r.ask.blocks for r in records), **about)
 
 
 def _depth(by_map: dict[tuple[str, int], list[WholeRecord]], layer: int, log_product: float) -> Depth | None:
