@@ -10,6 +10,7 @@ A hook or a branch may do nothing at one input. Three checks, each of which take
 import os
 import traceback
 from collections.abc import Callable, Sequence
+from inspect import getfile
 from pathlib import Path
 
 import torch
@@ -26,7 +27,7 @@ from howsmooth.torch_internals import FollowedTensor, InputReadError
 from howsmooth.wording import number
 
 # Where no line of the user's stands.
-LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))
+LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(getfile(Tensor)).parent, Path(__file__).parents[1]))
 # What a module may differ by from its maps, beyond rounding, as a share of the margin that is left.
 SHARE = 1e-3
 
