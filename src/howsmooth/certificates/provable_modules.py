@@ -10,6 +10,7 @@ A hook or a branch may do nothing at one input. Three checks, each of which take
 import os
 import traceback
 from collections.abc import Callable, Sequence
+from inspect import getfile
 from pathlib import Path
 
 import torch
@@ -26,7 +27,7 @@ from howsmooth.torch_internals import FollowedTensor, InputReadError
 from howsmooth.wording import number
 
 # Where no line of the user's stands.
-LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))
+LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(getfile(Tensor)).parent, Path(__file__).parents[1]))
 # What a module may differ by from its maps, beyond rounding, as a share of the margin that is left.
 SHARE = 1e-3
 
@@ -57,7 +58,7 @@ def require_same_steps(run: Callable[[Tensor], Tensor], x: Tensor, name: str) ->
     Raises:
         AssumptionError: If Python looks at a number that depends on the input, or two runs differ.
     """
-    drawn, once = torch.random.get_rng_state(), run(x)
+    once = run(x)
     if not isinstance(once, Tensor):
         raise AssumptionError(
             f"{name} must return one tensor, got {type(once).__name__}; give a module that returns its logits.",
@@ -72,9 +73,13 @@ def require_same_steps(run: Callable[[Tensor], Tensor], x: Tensor, name: str) ->
             "the same steps at all of them; torch.where, clamp and relu leave them the same.",
             field="model",
         ) from error
-    again = run(x)  # last, so that a module that keeps what it computed keeps plain tensors
+    state, again = torch.random.get_rng_state(), run(x)  # last, so that what a module keeps are plain tensors
     unit = 64 * torch.finfo(once.dtype).eps * float(once.abs().max())
-    if not (torch.equal(drawn, torch.random.get_rng_state()) and torch.allclose(once, again, 0, unit, equal_nan=True)):
+    drawn = not torch.equal(state, torch.random.get_rng_state())
+    if drawn:  # by the module, or meanwhile by another thread
+        state, _again = torch.random.get_rng_state(), run(x)
+        drawn = not torch.equal(state, torch.random.get_rng_state())
+    if drawn or not torch.allclose(once, again, 0, unit, equal_nan=True):
         raise AssumptionError(
             f"{name} draws random numbers, or changes from one run to the next (dropout with training=True, say), and "
             "what is proven needs the same outputs every time; call .eval(), or take that out.",
