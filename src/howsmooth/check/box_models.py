@@ -17,7 +17,7 @@ import numpy as np
 from howsmooth.check.balls import Array, BallArray, ball, raised
 from howsmooth.check.box_steps import STAGES, AttentionOnBox, ReLUsOnBox
 from howsmooth.check.box_symbols import Pair, Symbols
-from howsmooth.check.counterexamples import token_width
+from howsmooth.check.counterexamples import in_tokens
 from howsmooth.check.outcomes import CannotCheck
 from howsmooth.proof_files import Step
 
@@ -41,14 +41,14 @@ class BoxModel:
 
     def __init__(self, steps: list[Any], lower: Array, upper: Array, units: list[tuple[int, int]], level: int) -> None:
         self.units, self.level, steps = units, level, written_out(steps)
-        first = steps[0]
+        first, shape, lower, upper = steps[0], lower.shape, lower.ravel(), upper.ravel()
         middle = lower + (upper - lower) / 2
         half = raised(np.maximum(upper - middle, middle - lower), 2)
         if first.kind == "affine" and not first.settings.get("residual"):
             matrix, bias, steps = ball(first.arrays["weight"].reshape(-1, len(lower))), first.arrays["bias"], steps[1:]
             value = (matrix @ middle[:, None]).reshape(*bias.shape) + bias
         else:
-            matrix, value = ball(np.eye(len(lower))), ball(middle.reshape(-1, token_width(first.arrays)))
+            matrix, value = ball(np.eye(len(lower))), ball(in_tokens(middle, first, shape))
         n, d = value.shape
         U = matrix * half
         rows = np.flatnonzero(U.mid.any(1))

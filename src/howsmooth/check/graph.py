@@ -165,9 +165,8 @@ def _unsqueeze(o: Options, x: Array, axes: Array | None = None) -> Array:
 
 
 def _slice(o: Options, x: Array, *given: Array | None) -> Array:
-    starts, ends, axes, steps = (*given, *(None,) * (4 - len(given))) if given else (
-        o["starts"], o["ends"], o.get("axes"), None,
-    )  # fmt: skip
+    inputs: Any = given or (o["starts"], o["ends"], o.get("axes"))
+    starts, ends, axes, steps = [*inputs, None, None][:4]
     cut = [slice(None)] * x.ndim
     for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
         axis, step = int(i if axes is None else axes[i]), 1 if steps is None else int(steps[i])
@@ -569,6 +568,7 @@ class Graph:
     """A network in an ONNX file.
 
     Attributes:
+        path: The file.
         nodes: Its nodes, in their order.
         constants: Its weights, by name.
         source: The name of its input.
@@ -589,15 +589,16 @@ class Graph:
         try:
             model = onnx.load(str(path))
         except Exception as error:  # protobuf has an exception of its own for every fault
-            raise CannotCheck(f"{Path(path).name} is not an ONNX file that can be read: {_first_line(error)}") from error
+            raise CannotCheck(f"{Path(path).name} is no ONNX file that can be read: {_first_line(error)}") from error
         graph, opsets = model.graph, {x.version for x in model.opset_import if x.domain in ("", "ai.onnx")}
-        if len(opsets) != 1 or not OLDEST <= max(opsets) <= onnx.defs.onnx_opset_version():
-            raise CannotCheck(f"opsets from {OLDEST} to {onnx.defs.onnx_opset_version()} are known, got {sorted(opsets)}")
-        (self.opset,) = opsets
+        newest = onnx.defs.onnx_opset_version()
+        if len(opsets) != 1 or not OLDEST <= max(opsets) <= newest:
+            raise CannotCheck(f"opsets from {OLDEST} to {newest} are known, got {sorted(opsets)}")
+        self.path, (self.opset,) = path, opsets
         if model.functions or graph.sparse_initializer:
             raise CannotCheck("the model defines functions of its own, or has sparse weights")
         self.nodes = list(graph.node)
-        self.constants = {tensor.name: _named(f"the weight {tensor.name}", _tensor, tensor) for tensor in graph.initializer}
+        self.constants = {x.name: _named(f"the weight {x.name}", _tensor, x) for x in graph.initializer}
         inputs, outputs = [x for x in graph.input if x.name not in self.constants], list(graph.output)
         if len(inputs) != 1 or len(outputs) != 1:
             raise CannotCheck(f"one input and one output are known, the model has {len(inputs)} and {len(outputs)}")
@@ -671,6 +672,24 @@ class Graph:
         if node.op_type == "Constant":
             return found
         return found | {"outputs": sum(map(bool, node.output)), "opset": self.opset}
+
+
+def runtime(path: str | Path) -> Callable[[Array], Array] | None:
+    """Return a network as onnxruntime runs it, on vectors; none if that is not there, or does not run the file."""
+    try:
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    except Exception:  # it refuses files in many ways
+        return None
+    (given,) = session.get_inputs()
+    kind = {"tensor(double)": np.float64, "tensor(float16)": np.float16}.get(given.type, np.float32)
+    shape = [n if isinstance(n, int) else 1 for n in given.shape]
+
+    def run(x: Array) -> Array:
+        return np.asarray(session.run(None, {given.name: x.astype(kind).reshape(shape)})[0], dtype=np.float64).ravel()
+
+    return run
 
 
 def _named(name: str, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -1,8 +1,8 @@
 """ONNX graphs as steps: affine maps, ReLUs and softmax attention, read exactly, as proofs on boxes take them.
 
 A pass over the graph from the identity (:mod:`howsmooth.check.graph`). A new place begins behind every ReLU, behind
-attention, and at every tensor that is added to what is computed from it. What lies between two places is one affine map,
-whose numbers are balls; where it does the same to every token, up to the radii of these, it is one matrix for all.
+attention, and at every tensor that is added to what is computed from it. What lies between two places is one affine
+map, whose numbers are balls; where it does the same to every token, up to their radii, it is one matrix for all.
 """
 
 from collections.abc import Sequence
@@ -120,7 +120,9 @@ class Reader:
         """Add a tensor to what is computed from it."""
         stream, inner = sorted((first, second), key=lambda form: -1 if form.place is None else form.place)
         if inner.place != self.place or stream.place in (None, 0) or not self.is_identity(stream):
-            raise CannotCheck("it adds tensors that are not the numbers before some steps and what the steps make of them")
+            raise CannotCheck(
+                "it adds tensors that are not the numbers before some steps and what the steps make of them"
+            )
         if stream.shape != inner.shape:
             raise CannotCheck("a residual connection adds tensors of different shapes")
         assert stream.place is not None
@@ -156,7 +158,11 @@ class Reader:
             hidden = others[0] if inputs[2] is scores else ~others[0]
             if (others[1].value().mid == -np.inf).all():
                 return self._masked(scores, ball(np.where(hidden, -np.inf, 0.0)))
-        elif kind in ("Add", "Sub", "Mul", "Div") and isinstance(others[0], Form) and (kind in ("Add", "Mul") or inputs[0] is scores):
+        elif (
+            kind in ("Add", "Sub", "Mul", "Div")
+            and isinstance(others[0], Form)
+            and (kind in ("Add", "Mul") or inputs[0] is scores)
+        ):
             x = others[0].value()
             if kind in ("Add", "Sub"):
                 return self._masked(scores, x if kind == "Add" else -x)
