@@ -531,6 +531,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "Shape": _shape,
     "Size": lambda _reader, o, x: np.array(int(np.prod(x.shape)), dtype=np.int64),
     "Cast": _cast,
+    "Mod": lambda _reader, o, x, y: (np.fmod if o["fmod"] else np.mod)(x, y),
     "Trilu": _triangle,
     "Add": _add,
     "Sum": _add,
