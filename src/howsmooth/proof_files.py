@@ -26,7 +26,9 @@ class Step:
 
     kind: str  # ``attention``, ``norm``, ``mlp``, ``pooling``, ``dense``, ``pointwise`` or ``affine``
     settings: dict[str, Any]  # what is no array, as plain values
-    arrays: dict[str, Any]  # the weights by their names, arrays of numpy; balls where a checker knows them up to a radius
+    arrays: dict[
+        str, Any
+    ]  # the weights by their names, arrays of numpy; balls where a checker knows them up to a radius
 
     def described(self) -> dict[str, Any]:
         """Return all but the weights themselves."""

@@ -19,7 +19,6 @@ from howsmooth.check.box_steps import STAGES, AttentionOnBox, ReLUsOnBox
 from howsmooth.check.box_symbols import Pair, Symbols
 from howsmooth.check.counterexamples import in_tokens
 from howsmooth.check.outcomes import CannotCheck
-from howsmooth.proof_files import Step
 
 CHUNK = 256  # functionals that are pulled back together
 
@@ -149,7 +148,11 @@ def written_out(steps: list[Any]) -> list[Any]:
                 {name: x[key] for name, key in (("weight", part), ("bias", f"{part}_bias")) if key in x}
                 for part in ("up", "down")
             )
-            parts = [Step("dense", {}, up), Step("pointwise", dict(step.settings), {}), Step("dense", {}, down)]
+            parts = [
+                replace(step, kind="dense", settings={}, arrays=up),
+                replace(step, kind="pointwise", arrays={}),
+                replace(step, kind="dense", settings={}, arrays=down),
+            ]
         ends.append(ends[-1] + len(parts))
         back = step.settings.get("residual", 0)
         if type(back) is not int or not 0 <= back < len(ends):

@@ -151,7 +151,6 @@ def _checked(subject: Any, claim: dict[str, Any], asked: _Asked) -> CheckOutcome
         "unsafe",
         "A",
         "b",
-        "strict",
         "tokens",
         "moved",
         "radius",
@@ -236,9 +235,9 @@ def _about(claim: dict[str, Any], asked: _Asked) -> tuple[str, ...]:
     X, moved = numbers(claim, "tokens"), claim["moved"]
     tokens = f"{len(X)} tokens of width {X.shape[1]}, the longest of norm {np.linalg.norm(X, axis=1).max():.6g}"
     if asked.sentence is None:
-        return f"{tokens}, of which {', '.join(map(str, moved))} move", "compared with no sentence"
+        return f"{tokens}; moved: {', '.join(map(str, moved))}", "compared with no sentence"
     words = ", ".join(f"{k} {asked.sentence[2][k]!r}" for k in moved)
-    return f"{tokens}, of which {words} move", "compared with the sentence"
+    return f"{tokens}; moved: {words}", "compared with the sentence"
 
 
 def in_words(claim: dict[str, Any]) -> str:

@@ -12,9 +12,10 @@ from howsmooth.check.remainders import ACTIVATIONS, NormRemainder
 
 
 def check_counterexample(subject: "list[Any] | Graph", claim: dict[str, Any]) -> BallArray:
-    r"""Check that the ``input`` lies between ``lower`` and ``upper``, and that its output y has :math:`Ay\ge b`.
+    r"""Check that the ``input`` lies between ``lower`` and ``upper``, and that its output y has :math:`Ay>b`.
 
-    Where ``strict`` says so of a row, the inequality is strict.
+    Balls have a radius, so that an output on the boundary is not proven to be unsafe, whether inequalities are strict
+    or not.
 
     Returns:
         The output.
@@ -24,16 +25,13 @@ def check_counterexample(subject: "list[Any] | Graph", claim: dict[str, Any]) ->
         CannotCheck: If shapes do not fit, or a step or node is not known here, or onnxruntime puts out something else.
     """
     x, lower, upper, A, b = (numbers(claim, name) for name in ("input", "lower", "upper", "A", "b"))
-    strict = claim.get("strict", [False] * len(b))
     if not x.shape == lower.shape == upper.shape or A.ndim != 2 or b.shape != A.shape[:1]:
         raise CannotCheck("the input and its bounds have one shape, and A has as many rows as b")
-    if not isinstance(strict, list) or [type(more) for more in strict] != [bool] * len(b):
-        raise CannotCheck("strict is a truth value for every row of A")
     if not ((lower <= x) & (x <= upper)).all():
         raise Refuted(0, "the input lies outside of the box")
     y = subject.evaluate(x) if isinstance(subject, Graph) else forward(subject, ball(x)).reshape(-1)
     left = ((ball(A) @ y.reshape(-1, 1)).reshape(-1) - b).lower
-    if not ((left > 0) | (~np.array(strict) & (left == 0))).all():
+    if not (left > 0).all():
         raise Refuted(1, f"the output is not proven to be unsafe: {float(left.min())} is left")
     if isinstance(subject, Graph) and (run := runtime(subject.path)) is not None:
         apart = np.abs(run(x.ravel()) - y.mid).max()

@@ -18,7 +18,7 @@ from howsmooth.proof_files import Step
 
 
 @dataclass(frozen=True, eq=False)
-class Scores:
+class AttentionScores:
     """Products of queries with keys, times a factor, plus a mask; or their softmax."""
 
     query: Form  # (heads, n, k), whatever axes count heads
@@ -130,26 +130,26 @@ class Reader:
 
     def holds_scores(self, x: Any) -> bool:
         """Tell whether a tensor is scores or weights of attention."""
-        return isinstance(x, Scores)
+        return isinstance(x, AttentionScores)
 
     def matrices(self, x: Any, y: Any) -> Any:
         """Multiply queries by keys, or weights by values."""
         if isinstance(x, Form) and isinstance(y, Form):
-            return Scores(x, y, ball(1.0))
-        if not isinstance(x, Scores) or not isinstance(y, Form) or not x.weights:
+            return AttentionScores(x, y, ball(1.0))
+        if not isinstance(x, AttentionScores) or not isinstance(y, Form) or not x.weights:
             raise CannotCheck("it multiplies scores by something, and not their softmax by values")
         return self.attention(x, y)
 
-    def softmax(self, scores: Scores, last_axis: bool) -> Scores:
+    def softmax(self, scores: AttentionScores, last_axis: bool) -> AttentionScores:
         """Take the softmax over keys."""
         if not last_axis or scores.weights:
             raise CannotCheck("its softmax is not over the keys")
         return replace(scores, weights=True)
 
-    def of_scores(self, kind: str, options: dict[str, Any], *inputs: Any) -> Scores:
+    def of_scores(self, kind: str, options: dict[str, Any], *inputs: Any) -> AttentionScores:
         """Scale scores, add a mask to them, or hide some of them behind minus infinity."""
-        (scores,) = (x for x in inputs if isinstance(x, Scores))
-        others = [x for x in inputs if not isinstance(x, Scores)]
+        (scores,) = (x for x in inputs if isinstance(x, AttentionScores))
+        others = [x for x in inputs if not isinstance(x, AttentionScores)]
         if kind in ("Identity", "Dropout", "Cast"):
             return scores
         if scores.weights:
@@ -172,10 +172,10 @@ class Reader:
                 return replace(scores, factor=scores.factor * x, mask=mask)
         raise CannotCheck("it does more with scores than to scale them, to add a mask and to take their softmax")
 
-    def _masked(self, scores: Scores, mask: BallArray) -> Scores:
+    def _masked(self, scores: AttentionScores, mask: BallArray) -> AttentionScores:
         return replace(scores, mask=mask if scores.mask is None else total(scores.mask, mask))
 
-    def attention(self, scores: Scores, value: Form) -> Form:
+    def attention(self, scores: AttentionScores, value: Form) -> Form:
         """Add attention whose heads stand side by side."""
         forms = (scores.query, Form(scores.key.rows.T, scores.key.place), value)
         lead = [form.shape[:-2] for form in forms]

@@ -46,10 +46,13 @@ def subject_of(model: Any, about: dict[str, Any]) -> "list[Step] | Graph":
         except OSError as error:
             raise CannotCheck(f"the network cannot be read: {error}") from error
         raise CannotCheck("the file of the network is another one than that of the proof: it has other bytes")
-    for found in _candidates(model, about):
-        for steps in (found, picked_early(found)):
-            if fingerprint(steps) == about["sha256"]:
-                return steps
+    try:
+        for found in _candidates(model, about):
+            for steps in (found, picked_early(found)):
+                if fingerprint(steps) == about["sha256"]:
+                    return steps
+    except HowsmoothError as error:
+        raise CannotCheck(f"the model is not read: {error}") from error
     raise CannotCheck("the weights are others than those of the proof: no map here has its fingerprint")
 
 

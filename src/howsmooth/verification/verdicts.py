@@ -97,11 +97,9 @@ class Verdict:
         assert self.outputs is not None
         strict = wanted.strict or [torch.zeros_like(b, dtype=torch.bool) for _A, b in wanted.unsafe]
         y, sets = self.outputs.double(), zip(wanted.unsafe, strict, strict=True)
-        unsafe, more = next(each for each in sets if replace(wanted, unsafe=each[:1], strict=each[1:]).violated_by(y))
-        A, b = unsafe
+        A, b = next(unsafe for unsafe, more in sets if replace(wanted, unsafe=(unsafe,), strict=(more,)).violated_by(y))
         arrays = {"lower": wanted.lower, "upper": wanted.upper, "A": A, "b": b}
         arrays |= {"input": self.counterexample.double().reshape(wanted.lower.shape)}
-        arrays |= {"strict": more} if bool(more.any()) else {}
         claim = {"kind": "counterexample"} | {name: array.tolist() for name, array in arrays.items()}
         write_proof(path, network, [claim])
 
