@@ -17,7 +17,7 @@ from howsmooth.errors import AssumptionError
 from howsmooth.files import whole
 from howsmooth.rounding import PROOF_ROOM
 
-FORMAT = "howsmooth proof 1"
+FORMAT = "howsmooth proof 2"
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +26,9 @@ class Step:
 
     kind: str  # ``attention``, ``norm``, ``mlp``, ``pooling``, ``dense``, ``pointwise`` or ``affine``
     settings: dict[str, Any]  # what is no array, as plain values
-    arrays: dict[str, np.ndarray]  # the weights, by their names
+    arrays: dict[
+        str, Any
+    ]  # the weights by their names, arrays of numpy; balls where a checker knows them up to a radius
 
     def described(self) -> dict[str, Any]:
         """Return all but the weights themselves."""
@@ -119,8 +121,20 @@ def fingerprint(steps: list[Step]) -> str:
     return digest.hexdigest()
 
 
+def file_fingerprint(path: str | os.PathLike[str]) -> str:
+    """Return the SHA-256 of the bytes of an ONNX file, then of the files beside it that hold its weights."""
+    import onnx
+
+    digest = hashlib.sha256(Path(path).read_bytes())
+    tensors = onnx.load(os.fspath(path), load_external_data=False).graph.initializer
+    beside = {entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location"}
+    for name in sorted(beside):
+        digest.update((Path(path).parent / name).read_bytes())
+    return digest.hexdigest()
+
+
 def write_proof(path: str | os.PathLike[str], f: Any, claims: list[dict[str, Any]]) -> None:
-    """Write claims about a map; each has its kind, what it says, and what a checker needs.
+    """Write claims about a map, or about the network in an ONNX file; each with what a checker needs.
 
     Raises:
         AssumptionError: If the path does not end in ``.json``, a number is not finite, or the map is not known.
@@ -128,8 +142,12 @@ def write_proof(path: str | os.PathLike[str], f: Any, claims: list[dict[str, Any
     target = Path(path)
     if target.suffix != ".json":
         raise AssumptionError(f"a proof is saved as .json, got {target.name!r}; change the ending.", field="path")
-    steps = steps_of(f)
-    about = {"sha256": fingerprint(steps), "steps": [step.described() for step in steps]}
+    about: dict[str, Any]
+    if isinstance(f, str | os.PathLike):
+        about = {"file": Path(f).name, "sha256": file_fingerprint(f)}
+    else:
+        steps = steps_of(f)
+        about = {"sha256": fingerprint(steps), "steps": [step.described() for step in steps]}
     try:
         text = json.dumps({"format": FORMAT, "map": about, "claims": claims}, allow_nan=False)
     except ValueError as error:

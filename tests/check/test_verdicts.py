@@ -16,7 +16,7 @@ from howsmooth.check.box_models import BoxModel
 from howsmooth.check.box_steps import STAGES, AttentionOnBox, LinearOnBox, ReLUsOnBox
 from howsmooth.check.box_symbols import Symbols
 from howsmooth.check.boxes import Leaf, check_verdict, covers, lower_bounds
-from howsmooth.check.checker import _checked
+from howsmooth.check.checker import _Asked, _checked
 from howsmooth.errors import AssumptionError
 from howsmooth.maps import MLP, Attention, Chain, Dense, LayerNorm, Pooling, Residual
 from howsmooth.maps.affine import Affine
@@ -294,7 +294,7 @@ def test_what_is_no_number_is_never_a_proof(bad):
         changed = copy.deepcopy(claim)
         change(changed)
         changed = json.loads(json.dumps(changed))  # as it would be read from a file
-        outcome = _checked(steps, changed, {})
+        outcome = _checked(steps, changed, _Asked())
         assert outcome.status in ("cannot check", "refuted")
 
 

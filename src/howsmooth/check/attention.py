@@ -41,31 +41,30 @@ class AttentionAt:
     @classmethod
     def of(cls, step: Any, X: BallArray) -> "AttentionAt":
         """Evaluate an attention step."""
-        x, scale = step.arrays, step.settings["scale"]
-        count, shared = len(x["query"]), len(x["query"]) // len(x["key"])
-        width = x["value"].shape[1]
-        by_head = {name: np.repeat(a, shared, 0) for name, a in x.items() if name.startswith(("key", "value"))}
-        matrices = {"query": x["query"], "key": by_head["key"], "value": by_head["value"]}
-        biases = {name: by_head.get(f"{name}_bias", x.get(f"{name}_bias")) for name in matrices}
-        parts = []
-        for name, matrix in matrices.items():
-            part, bias = X @ np.swapaxes(matrix, -1, -2), biases[name]
-            parts.append(part if bias is None else part + bias[:, None, :])
-        q, k, v = parts[0] * scale, parts[1], parts[2]
-        n = X.shape[0]
+        x, scale = {name: ball(a) for name, a in step.arrays.items()}, step.settings["scale"]
+        count, n = x["query"].shape[0], X.shape[0]
+        group = np.arange(count) // (count // x["key"].shape[0])  # keys and values may be shared
+        x |= {name: a[group] for name, a in x.items() if name.startswith(("key", "value"))}
+        q, k, v = (
+            part if bias is None else part + bias[:, None, :]
+            for part, bias in ((X @ x[name].T, x.get(f"{name}_bias")) for name in ("query", "key", "value"))
+        )
+        q = q * scale
+        scores = q @ k.T
         seen = np.tril(np.ones((n, n))) if step.settings["causal"] else np.ones((n, n))
-        output = x.get("output", np.eye(count * width).reshape(-1, count, width).transpose(1, 0, 2))
+        if "mask" in x:  # what is added to scores, minus infinity where nothing is seen
+            hidden = x["mask"].mid == -np.inf
+            scores, seen = scores + BallArray(np.where(hidden, 0.0, x["mask"].mid), x["mask"].rad), seen * ~hidden
+        width = v.shape[-1]
+        output = x.get("output", ball(np.eye(count * width).reshape(-1, count, width).transpose(1, 0, 2)))
         return cls(
-            (
-                ball(np.swapaxes(x["query"], -1, -2)) * scale,
-                *(ball(np.swapaxes(matrices[m], -1, -2)) for m in ("key", "value")),
-            ),
+            (x["query"].T * scale, x["key"].T, x["value"].T),
             q,
             k,
             v,
-            softmax(q @ k.T, seen > 0),
-            ball(output.transpose(0, 2, 1).reshape(count * width, -1)),
-            ball(x.get("output_bias", np.zeros(output.shape[1]))),
+            softmax(scores, seen > 0),
+            output.T.reshape(count * width, -1),
+            x.get("output_bias", ball(np.zeros(output.shape[1]))),
             seen,
         )
 

@@ -9,6 +9,7 @@ L are floats, and by how much these were rounded is among what a step adds. Lett
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from howsmooth.check.balls import Array, BallArray, ball, raised
 from howsmooth.check.box_steps import STAGES, AttentionOnBox, ReLUsOnBox
 from howsmooth.check.box_symbols import Pair, Symbols
-from howsmooth.check.counterexamples import token_width
+from howsmooth.check.counterexamples import in_tokens
 from howsmooth.check.outcomes import CannotCheck
 
 CHUNK = 256  # functionals that are pulled back together
@@ -33,22 +34,22 @@ class BoxModel:
         remainders: Bounds on all that is beyond them.
         stages: One for each step.
         back: The number of steps that the residual connection behind each goes around, or 0.
-        units: Hidden units that have symbols in any case: the number of an MLP, and a place.
+        units: Hidden units that have symbols in any case: the number of a layer of ReLUs, and a place.
         level: What forms are used for: margins, also scores and bent units, or also queries, keys and values.
     """
 
     def __init__(self, steps: list[Any], lower: Array, upper: Array, units: list[tuple[int, int]], level: int) -> None:
-        self.units, self.level = units, level
-        first, d = steps[0], token_width(steps[0].arrays)
+        self.units, self.level, steps = units, level, written_out(steps)
+        first, shape, lower, upper = steps[0], lower.shape, lower.ravel(), upper.ravel()
         middle = lower + (upper - lower) / 2
         half = raised(np.maximum(upper - middle, middle - lower), 2)
         if first.kind == "affine" and not first.settings.get("residual"):
-            matrix, shape, steps = first.arrays["weight"].reshape(-1, len(lower)), first.arrays["bias"].shape, steps[1:]
-            value = (ball(matrix) @ middle[:, None]).reshape(*shape) + first.arrays["bias"]
+            matrix, bias, steps = ball(first.arrays["weight"].reshape(-1, len(lower))), first.arrays["bias"], steps[1:]
+            value = (matrix @ middle[:, None]).reshape(*bias.shape) + bias
         else:
-            matrix, value = np.eye(len(lower)), ball(middle.reshape(-1, d))
+            matrix, value = ball(np.eye(len(lower))), ball(in_tokens(middle, first, shape))
         n, d = value.shape
-        U = ball(matrix) * half
+        U = matrix * half
         rows = np.flatnonzero(U.mid.any(1))
         self.symbols = Symbols(U.mid[rows], rows // d)
         self.stages, self.back = list[Any](), list[int]()
@@ -58,7 +59,7 @@ class BoxModel:
         for step in steps:
             self._add(step)
         if any(mlp >= sum(isinstance(stage, ReLUsOnBox) for stage in self.stages) for mlp, _place in units):
-            raise CannotCheck("the file names units of more MLPs than there are")
+            raise CannotCheck("the file names units of more layers of ReLUs than there are")
 
     def _add(self, step: Any) -> None:
         if step.kind not in STAGES:
@@ -80,14 +81,18 @@ class BoxModel:
         self.slopes.append(slope.mid)
         self.rests.append(raised(value.rad + self.symbols.sums(slope.rad), 2))
         n, d = value.shape
-        self.remainders.append(self.by_ranges(ball(np.eye(n * d).reshape(-1, n, d))).reshape(n, d))
+        if isinstance(stage, ReLUsOnBox) and not back:  # which act on every number alone
+            found = raised(stage.sigmas * self.remainders[-1] + self.rests[-1], 2)
+        else:
+            found = self.by_ranges(ball(np.eye(n * d).reshape(-1, n, d))).reshape(n, d)
+        self.remainders.append(found)
 
     def named(self, count: int) -> list[int]:
-        """Return the hidden units of the MLP that comes next which a file names."""
+        """Return the numbers that enter the next ReLUs which a file names."""
         number = sum(isinstance(stage, ReLUsOnBox) for stage in self.stages)
         found = [place for mlp, place in self.units if mlp == number]
         if any(place >= count for place in found):
-            raise CannotCheck(f"MLP {number} has {count} hidden units, and the file names others")
+            raise CannotCheck(f"layer {number} of ReLUs has {count} units, and the file names others")
         return found
 
     def _pulled(self, functionals: BallArray) -> tuple[Array, list[tuple[AttentionOnBox, BallArray, BallArray]]]:
@@ -130,3 +135,29 @@ class BoxModel:
                 ends = np.array(self.symbols.form_ranges(pairs)) if pairs else np.zeros(2)
                 found.append(raised(ends + rest + lost[f], len(met) + 4))
         return np.array(found).T
+
+
+def written_out(steps: list[Any]) -> list[Any]:
+    """Return steps with every MLP as a dense layer, an activation and another one."""
+    found, ends = list[Any](), [0]  # how many steps there are before and behind each of the given ones
+    for step in steps:
+        parts = [step]
+        if step.kind == "mlp":
+            x = step.arrays
+            up, down = (
+                {name: x[key] for name, key in (("weight", part), ("bias", f"{part}_bias")) if key in x}
+                for part in ("up", "down")
+            )
+            parts = [
+                replace(step, kind="dense", settings={}, arrays=up),
+                replace(step, kind="pointwise", arrays={}),
+                replace(step, kind="dense", settings={}, arrays=down),
+            ]
+        ends.append(ends[-1] + len(parts))
+        back = step.settings.get("residual", 0)
+        if type(back) is not int or not 0 <= back < len(ends):
+            raise CannotCheck(f"no step has the input that a residual connection over {back} steps adds")
+        span = ends[-1] - ends[-1 - back]
+        found += [replace(part, settings={**part.settings, "residual": 0}) for part in parts[:-1]]
+        found.append(replace(parts[-1], settings={**parts[-1].settings, "residual": span}))
+    return found

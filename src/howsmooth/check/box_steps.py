@@ -14,31 +14,34 @@ if TYPE_CHECKING:
 
 
 class LinearOnBox:
-    """Affine maps, dense layers and pooling, as one matrix for all tokens."""
+    """Affine maps, which mix tokens, dense layers, which do the same to each, and pooling."""
 
     def __init__(self, step: Any, model: "BoxModel") -> None:
-        self.before, x = model.centres[-1].shape, step.arrays
+        c, L, x = ball(model.centres[-1]), ball(model.slopes[-1]), step.arrays
+        self.before, self.dense = c.shape, step.kind == "dense"
         n, d = self.before
-        if step.kind == "affine":
-            self.matrix, shape = x["weight"].reshape(-1, n * d), x["weight"].shape[:2]
-        elif step.kind == "dense":
-            self.matrix, shape = np.kron(np.eye(n), x["weight"]), (n, len(x["weight"]))
+        if self.dense:
+            self.matrix, shape = ball(x["weight"]), (n, x["weight"].shape[0])
+        elif step.kind == "affine":
+            self.matrix, shape = ball(x["weight"].reshape(-1, n * d)), x["weight"].shape[:2]
         else:
-            self.matrix, shape = np.kron(x["weights"].reshape(1, n), np.eye(d)), (1, d)
-        self.value = (ball(model.centres[-1].reshape(1, -1)) @ self.matrix.T).reshape(*shape) + x.get("bias", 0.0)
-        self.slope = (ball(model.slopes[-1].reshape(-1, n * d)) @ self.matrix.T).reshape(-1, *shape)
+            self.matrix, shape = ball(np.kron(x["weights"].reshape(1, n), np.eye(d))), (1, d)
+        value, slope = (y if self.dense else y.reshape(-1, 1, n * d) for y in (c.reshape(1, n, d), L))
+        self.value = (value @ self.matrix.T).reshape(*shape) + x.get("bias", 0.0)
+        self.slope = (slope @ self.matrix.T).reshape(-1, *shape)
 
     def pull(self, functionals: BallArray) -> tuple[BallArray, None]:
         """Return functionals of what enters."""
         count = len(functionals.mid)
-        return (functionals.reshape(count, -1) @ self.matrix).reshape(count, *self.before), None
+        flat = functionals if self.dense else functionals.reshape(count, -1)
+        return (flat @ self.matrix).reshape(count, *self.before), None
 
 
 class ReLUsOnBox:
-    r"""An MLP with ReLUs: :math:`\mathrm{relu}(y) = \sigma y + g + \eta` with :math:`|\eta|\le g` on [l, u].
+    r"""ReLUs of all numbers: :math:`\mathrm{relu}(y) = \sigma y + g + \eta` with :math:`|\eta|\le g` on [l, u].
 
     Attributes:
-        places: The hidden units that have a symbol, tokens first.
+        places: The numbers that have a symbol, tokens first.
         symbols: The places of their symbols among all.
         sigma: The slope σ of each of them.
         half: Its g.
@@ -49,45 +52,39 @@ class ReLUsOnBox:
     """
 
     def __init__(self, step: Any, model: "BoxModel") -> None:
-        x = step.arrays
         if step.settings["activation"] != "relu":
             raise CannotCheck(f"the activation {step.settings['activation']!r} is not known here, only relu")
-        self.up, self.down = x["up"], x["down"]
-        c, L = ball(model.centres[-1]), ball(model.slopes[-1])
-        y, row = (c @ self.up.T + x.get("up_bias", 0.0)).reshape(-1), (L @ self.up.T).reshape(len(L.mid), -1)
-        low, high, beyond = self._ends(y, row, model)
+        c, L = model.centres[-1], model.slopes[-1]
+        low, high, beyond = self._ends(c.ravel(), L.reshape(len(L), -1), model)
         sigma, half = relu_chords(low, high)
-        self.places = np.union1d(np.flatnonzero(half != 0), np.array(model.named(len(y.mid)), dtype=int))
-        self.symbols = len(L.mid) + np.arange(len(self.places))
-        self.sigma, self.half, self.middle = sigma[self.places], half[self.places], y.mid[self.places]
-        self.rows, self.beyond = row.mid[:, self.places], beyond[self.places]
+        self.places = np.union1d(np.flatnonzero(half != 0), np.array(model.named(c.size), dtype=int))
+        self.symbols = len(L) + np.arange(len(self.places))
+        self.sigma, self.half, self.middle = sigma[self.places], half[self.places], c.ravel()[self.places]
+        self.rows, self.beyond = L.reshape(len(L), -1)[:, self.places], beyond[self.places]
         self.size = np.maximum(np.abs(low), np.abs(high))[self.places]
         model.symbols.add(self.half)
 
-        self.sigmas = sigma.reshape(len(c.mid), -1)
-        value = (y * sigma + half).reshape(*self.sigmas.shape) @ self.down.T
-        own = np.zeros((len(self.places), *value.shape))
-        tokens, hidden = np.divmod(self.places, len(self.up))
-        own[np.arange(len(self.places)), tokens] = self.down.T[hidden]
-        self.value = value + x.get("down_bias", 0.0)
-        self.slope = concatenated([(row * sigma).reshape(-1, *self.sigmas.shape) @ self.down.T, ball(own)], 0)
+        self.sigmas = sigma.reshape(c.shape)
+        own = np.zeros((len(self.places), c.size))
+        own[np.arange(len(self.places)), self.places] = 1
+        self.value = ball(c) * self.sigmas + half.reshape(c.shape)
+        self.slope = concatenated([ball(L) * self.sigmas, ball(own.reshape(-1, *c.shape))], 0)
 
-    def _ends(self, y: BallArray, row: BallArray, model: "BoxModel") -> tuple[Array, Array, Array]:
-        """Bound every hidden unit from below and above, by forms too if it may bend; and what is beyond first order."""
-        shape = model.centres[-1].shape
-        functionals = at_tokens(ball(np.broadcast_to(self.up, (shape[0], *self.up.shape)))).reshape(-1, *shape)
-        linear, rounding = model.symbols.ranges(ball(row.mid)), y.rad + model.symbols.sums(row.rad)
-        beyond = model.by_ranges(functionals) + rounding
-        around = BallArray(y.mid, raised(linear + beyond, 2))
+    def _ends(self, c: Array, L: Array, model: "BoxModel") -> tuple[Array, Array, Array]:
+        """Bound every number from below and above, by forms too if it may bend; and what is beyond first order."""
+        linear, beyond = model.symbols.ranges(ball(L)), model.remainders[-1].ravel()
+        around = BallArray(c, raised(linear + beyond, 2))
         bent = np.flatnonzero(~((around.lower >= 0) | (around.upper <= 0)))
         if model.level >= 1 and len(bent):
-            beyond[bent] = np.minimum(beyond[bent], model.by_forms(functionals[bent]).max(0) + rounding[bent])
-            around = BallArray(y.mid, raised(linear + beyond, 2))
+            functionals = np.eye(c.size)[bent].reshape(-1, *model.centres[-1].shape)
+            beyond = beyond.copy()
+            beyond[bent] = np.minimum(beyond[bent], model.by_forms(ball(functionals)).max(0))
+            around = BallArray(c, raised(linear + beyond, 2))
         return around.lower, around.upper, beyond
 
     def pull(self, functionals: BallArray) -> tuple[BallArray, None]:
         """Return functionals of what enters."""
-        return ((functionals @ self.down) * self.sigmas) @ self.up, None
+        return functionals * self.sigmas, None
 
 
 def relu_chords(low: Array, high: Array) -> tuple[Array, Array]:
@@ -206,5 +203,5 @@ STAGES: dict[str, Any] = {
     "dense": LinearOnBox,
     "pooling": LinearOnBox,
     "attention": AttentionOnBox,
-    "mlp": ReLUsOnBox,
+    "pointwise": ReLUsOnBox,
 }

@@ -8,7 +8,13 @@ import numpy as np
 from howsmooth.check.balls import Array, BallArray, ball, raised
 from howsmooth.check.box_models import BoxModel
 from howsmooth.check.box_steps import ReLUsOnBox
+from howsmooth.check.counterexamples import forward
+from howsmooth.check.graph import Graph, runtime
+from howsmooth.check.graph_steps import steps_of_graph
 from howsmooth.check.outcomes import CannotCheck, Refuted, listed, number, numbers
+
+# How many corners a reading is compared at, and by what share of the margin onnxruntime's rounding may change it.
+CORNERS, SHARE = 4, 0.1
 
 
 def check_verdict(steps: list[Any], claim: dict[str, Any]) -> None:
@@ -24,7 +30,7 @@ def check_verdict(steps: list[Any], claim: dict[str, Any]) -> None:
     if not (lower <= upper).all():
         raise CannotCheck("the box is empty: a lower end exceeds the upper one")
     wanted = [_unsafe(outputs, len(units)) for outputs in listed(claim, "unsafe")]
-    model = BoxModel(steps, lower.ravel(), upper.ravel(), units, level)
+    model = BoxModel(steps, lower, upper, units, level)
     if any(A.shape[1] != model.centres[-1].size for A, _b, _leaves in wanted):
         raise CannotCheck("A has a column for every output")
     functionals = -np.concatenate([A for A, _b, _leaves in wanted]).reshape(len(wanted), *model.centres[-1].shape)
@@ -37,6 +43,43 @@ def check_verdict(steps: list[Any], claim: dict[str, Any]) -> None:
         found = lower_bounds(model, slope, constant, leaves)
         if not (found > 0).all():
             raise Refuted(k, f"unsafe outputs are not excluded: a leaf has a margin of {float(np.min(found))}")
+
+
+def check_graph_verdict(graph: Graph, claim: dict[str, Any]) -> bool:
+    """Check a verdict on a network in a file; and at the centre of the box and at corners of it, how the file was read.
+
+    There the steps that were read, the nodes of the file in ball arithmetic and, if it runs there, onnxruntime put out
+    the same, and nothing that is unsafe.
+
+    Returns:
+        Whether onnxruntime ran.
+
+    Raises:
+        Refuted: As :func:`check_verdict` does, or with an unsafe set which an output is not proven to stay out of.
+        CannotCheck: If a node is not read, or the three do not agree.
+    """
+    steps, (lower, upper) = steps_of_graph(graph), (numbers(claim, name).ravel() for name in ("lower", "upper"))
+    A, b = (np.concatenate(parts) for parts in zip(*map(_row, listed(claim, "unsafe")), strict=True))
+    sides = np.random.default_rng(0).integers(0, 2, (CORNERS, len(lower))).astype(bool)
+    run, room = runtime(graph.path), None
+    for x in (lower + (upper - lower) / 2, *np.where(sides, upper, lower)):
+        read, raw = forward(steps, ball(x)).reshape(-1), graph.evaluate(x)
+        if not (np.abs(read.mid - raw.mid) <= raised(read.rad + raw.rad)).all():
+            raise CannotCheck("the steps that were read put out something else than the nodes of the file")
+        margins = ball(b) - (ball(A) @ raw.reshape(-1, 1)).reshape(-1)
+        left = np.minimum(margins.lower, (ball(b) - (ball(A) @ read.reshape(-1, 1)).reshape(-1)).lower)
+        if not (left > 0).all():
+            k = int(np.argmax(~(left > 0)))
+            raise Refuted(k, f"at a point of the box the output is not proven to be safe: {left[k]:.6g} is left")
+        room = margins.mid if room is None else room
+        if run is not None and not ((apart := np.abs(A @ (run(x) - raw.mid))) <= SHARE * room).all():
+            k = int(np.argmax(apart / room))
+            raise CannotCheck(
+                f"onnxruntime puts out something else than the nodes in real arithmetic: {apart[k]:.3g} of a margin of "
+                f"{room[k]:.3g} at the centre"
+            )
+    check_verdict(steps, claim)
+    return run is not None
 
 
 @dataclass(frozen=True)
@@ -110,12 +153,17 @@ def lower_bounds(model: BoxModel, slope: BallArray, constant: BallArray, leaves:
     return (constant - linear).lower
 
 
-def _unsafe(outputs: dict[str, Any], count: int) -> tuple[Array, Array, list[Leaf]]:
-    """Return the inequality that fails, as a matrix of one row and a number, and the leaves."""
+def _row(outputs: dict[str, Any]) -> tuple[Array, Array]:
+    """Return the inequality that fails, as a matrix of one row and a number."""
     A, b, row = numbers(outputs, "A"), numbers(outputs, "b"), outputs.get("row")
     if A.ndim != 2 or b.shape != A.shape[:1] or type(row) is not int or not 0 <= row < len(b):
         raise CannotCheck("of an unsafe set, A has a row for every number of b, and row is one of them")
-    return A[[row]], b[[row]], [Leaf.of(leaf, count) for leaf in listed(outputs, "leaves")]
+    return A[[row]], b[[row]]
+
+
+def _unsafe(outputs: dict[str, Any], count: int) -> tuple[Array, Array, list[Leaf]]:
+    """Return the inequality that fails, and the leaves."""
+    return *_row(outputs), [Leaf.of(leaf, count) for leaf in listed(outputs, "leaves")]
 
 
 def _units(claim: dict[str, Any]) -> list[tuple[int, int]]:

@@ -6,43 +6,55 @@ import numpy as np
 
 from howsmooth.check.attention import AttentionAt
 from howsmooth.check.balls import BallArray, ball, between
+from howsmooth.check.graph import Graph, runtime
 from howsmooth.check.outcomes import CannotCheck, Refuted, numbers
 from howsmooth.check.remainders import ACTIVATIONS, NormRemainder
 
 
-def check_counterexample(steps: list[Any], claim: dict[str, Any]) -> None:
-    r"""Check that the ``input`` lies between ``lower`` and ``upper``, and that its output y has :math:`Ay\ge b`.
+def check_counterexample(subject: "list[Any] | Graph", claim: dict[str, Any]) -> BallArray:
+    r"""Check that the ``input`` lies between ``lower`` and ``upper``, and that its output y has :math:`Ay>b`.
+
+    Balls have a radius, so that an output on the boundary is not proven to be unsafe, whether inequalities are strict
+    or not.
+
+    Returns:
+        The output.
 
     Raises:
         Refuted: If it does not, or not provably.
-        CannotCheck: If shapes do not fit, or a step is not known here.
+        CannotCheck: If shapes do not fit, or a step or node is not known here, or onnxruntime puts out something else.
     """
     x, lower, upper, A, b = (numbers(claim, name) for name in ("input", "lower", "upper", "A", "b"))
     if not x.shape == lower.shape == upper.shape or A.ndim != 2 or b.shape != A.shape[:1]:
         raise CannotCheck("the input and its bounds have one shape, and A has as many rows as b")
     if not ((lower <= x) & (x <= upper)).all():
         raise Refuted(0, "the input lies outside of the box")
-    y = forward(steps, ball(x)).reshape(-1)
+    y = subject.evaluate(x) if isinstance(subject, Graph) else forward(subject, ball(x)).reshape(-1)
     left = ((ball(A) @ y.reshape(-1, 1)).reshape(-1) - b).lower
-    if not (left >= 0).all():
+    if not (left > 0).all():
         raise Refuted(1, f"the output is not proven to be unsafe: {float(left.min())} is left")
+    if isinstance(subject, Graph) and (run := runtime(subject.path)) is not None:
+        apart = np.abs(run(x.ravel()) - y.mid).max()
+        if not apart <= 0.01 * np.abs(y.mid).max():
+            raise CannotCheck(f"onnxruntime puts out something else than the nodes in real arithmetic, by {apart:.3g}")
+    return y
 
 
 def forward(steps: list[Any], x: BallArray) -> BallArray:
     """Return the output of a network; a step may add the input of the step so many before the next one."""
-    first = steps[0].arrays
-    shape = first["weight"].shape[2:] if steps[0].kind == "affine" else (-1, token_width(first))
-    values = [x.reshape(*shape)]
+    values = [in_tokens(x, steps[0], x.shape)]
     for step in steps:
         y, back = _applied(step, values[-1]), int(step.settings.get("residual", 0))
         values.append(y + values[-back] if back else y)
     return values[-1]
 
 
-def token_width(arrays: dict[str, Any]) -> int:
-    """Return the width of the tokens that a step takes."""
-    (name,) = [name for name in ("query", "gain", "up", "weight") if name in arrays][:1]
-    return int(arrays[name].shape[-1])
+def in_tokens(x: Any, first: Any, shape: tuple[int, ...]) -> Any:
+    """Return inputs as the tokens that the first step takes; one without weights takes them in their own shape."""
+    if first.kind == "affine":
+        return x.reshape(*first.arrays["weight"].shape[2:])
+    widths = [first.arrays[name].shape[-1] for name in ("query", "gain", "up", "weight") if name in first.arrays]
+    return x.reshape(-1, *(widths or shape[-1:])[:1])
 
 
 def _applied(step: Any, X: BallArray) -> BallArray:

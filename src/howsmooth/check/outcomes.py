@@ -33,6 +33,8 @@ class CheckOutcome:
         why: What was found, where it is not checked.
         stage: The stage that is refuted.
         assumed: What remains assumed.
+        asked: In words, what the claim is about and with what it was compared.
+        question: The same in full: boxes, unsafe sets, tokens.
     """
 
     status: Literal["checked", "replayed", "refuted", "cannot check"]
@@ -40,6 +42,8 @@ class CheckOutcome:
     why: str = ""
     stage: int | None = None
     assumed: tuple[str, ...] = ()
+    asked: tuple[str, ...] = ()
+    question: dict[str, Any] | None = None
 
     def __str__(self) -> str:
         """Return one line."""

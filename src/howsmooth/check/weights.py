@@ -1,5 +1,6 @@
-"""The reader of weights: the map with a given fingerprint, in a model, in a file of arrays, or as it is."""
+"""The reader of weights: the map with a given fingerprint, in a model, in a file, or as it is; and of sentences."""
 
+import copy
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,35 +8,62 @@ from typing import Any
 
 import numpy as np
 
+from howsmooth.check.graph import Graph
 from howsmooth.check.outcomes import CannotCheck
-from howsmooth.errors import AssumptionError
+from howsmooth.errors import AssumptionError, HowsmoothError
 from howsmooth.models.loading.adapters import changed_forward
-from howsmooth.proof_files import Step, fingerprint, steps_of
+from howsmooth.proof_files import Step, file_fingerprint, fingerprint, steps_of
 
 ARRAY_FILES = (".npz", ".safetensors")
 
 
-def steps_with(model: Any, about: dict[str, Any]) -> list[Step]:
-    """Return the map that a proof is about, as steps.
+def opened(model: Any) -> Any:
+    """Return the model of a name, once for all that is read of it; files of weights and maps as they are."""
+    if not isinstance(model, str | os.PathLike) or is_array_file(model) or is_onnx_file(model):
+        return model
+    from howsmooth.models.load import load
+
+    return load(os.fspath(model))
+
+
+def subject_of(model: Any, about: dict[str, Any]) -> "list[Step] | Graph":
+    """Return what a proof is about: a map as steps, or a network as the graph of its file.
 
     Args:
-        model: The name of a model, a ``.npz`` or ``.safetensors`` file with the arrays of one layer, an ``.onnx``
-            file, or a map.
-        about: What the file says of the map: its fingerprint, and its steps without their weights.
+        model: A model, a ``.npz`` or ``.safetensors`` file with the arrays of one layer, an ``.onnx`` file, or a map.
+        about: What the file says of it: a fingerprint, and of a map the steps without their weights.
 
     Raises:
-        CannotCheck: If none of the maps has the fingerprint.
+        CannotCheck: If it has another fingerprint.
     """
-    for found in _candidates(model, about):
-        for steps in (found, picked_early(found)):
-            if fingerprint(steps) == about["sha256"]:
-                return steps
+    if is_onnx_file(model) != ("steps" not in about):
+        raise CannotCheck("the proof is about an ONNX file, and needs that" if "steps" not in about else
+                          "the proof is about a map or a model, and no ONNX file")  # fmt: skip
+    if is_onnx_file(model):
+        try:
+            if file_fingerprint(model) == about["sha256"]:
+                return Graph(model)
+        except OSError as error:
+            raise CannotCheck(f"the network cannot be read: {error}") from error
+        raise CannotCheck("the file of the network is another one than that of the proof: it has other bytes")
+    try:
+        for found in _candidates(model, about):
+            for steps in (found, picked_early(found)):
+                if fingerprint(steps) == about["sha256"]:
+                    return steps
+    except HowsmoothError as error:
+        raise CannotCheck(f"the model is not read: {error}") from error
     raise CannotCheck("the weights are others than those of the proof: no map here has its fingerprint")
 
 
 def is_array_file(model: Any) -> bool:
     """Tell whether a model is named by a file of arrays."""
     return isinstance(model, str | os.PathLike) and Path(model).suffix in ARRAY_FILES
+
+
+def is_onnx_file(model: Any) -> bool:
+    """Tell whether a model is named by an ONNX file."""
+    return isinstance(model, str | os.PathLike) and Path(model).suffix == ".onnx"
 
 
 def picked_early(steps: list[Step]) -> list[Step]:
@@ -57,14 +85,6 @@ def _candidates(model: Any, about: dict[str, Any]) -> Iterator[list[Step]]:
             settings = settings if isinstance(settings, dict) else {}
             yield [Step(str(described[0].get("kind")), settings, _of_one_head(_arrays(model)))]
         return
-    if isinstance(model, str | os.PathLike) and Path(model).suffix == ".onnx":
-        from howsmooth.verification.onnx_network import read_onnx
-
-        model = read_onnx(Path(model))
-    elif isinstance(model, str | os.PathLike):
-        from howsmooth.models.load import load
-
-        model = load(os.fspath(model))
     if not hasattr(model, "layers"):
         yield steps_of(model)
         return
@@ -89,6 +109,26 @@ def _classifier(model: Any, n: int) -> list[Step]:
 
     f, _X = model.activations(torch.ones(1, n, dtype=torch.long)).at(0, "classes")
     return steps_of(f)
+
+
+def read_sentence(model: Any, sentence: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Return the embeddings of a sentence, the logits that the module itself computes in float64, and its tokens."""
+    import torch
+
+    from howsmooth.models.autograd.hooks import first_tensor
+    from howsmooth.models.inputs import model_inputs
+
+    if not hasattr(model, "layers"):
+        raise CannotCheck("a sentence is read by a model with a tokenizer, and this is a map or a file")
+    try:
+        tokens = model_inputs.read_sentence(model, sentence)
+        _f, X = model.activations(torch.tensor([tokens])).at(0, "classes")
+        module = copy.deepcopy(model.with_head or model.module).to("cpu", torch.float64)
+        with torch.no_grad():
+            logits = first_tensor(module(torch.tensor([tokens])))
+    except HowsmoothError as error:
+        raise CannotCheck(f"the model does not read the sentence: {error}") from error
+    return X[0].cpu().double().numpy(), logits.flatten().numpy(), model.require_tokenizer().pieces(tokens)
 
 
 def _attention_of(layer: Any) -> Iterator[list[Step]]:

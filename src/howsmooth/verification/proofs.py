@@ -5,7 +5,9 @@ from typing import Any
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError
+from howsmooth.maps.activations import Pointwise
 from howsmooth.maps.composition import leaves as leaves_of
+from howsmooth.maps.mlp import MLP
 from howsmooth.maps.norms import Norm
 from howsmooth.maps.protocols import Map
 from howsmooth.rounding import MARGIN_ROOM
@@ -25,8 +27,12 @@ def verdict_claim(network: Map, wanted: Property, level: int, seconds: float) ->
     Raises:
         AssumptionError: If it is not proven with room in this time, or the network holds a map that files do not know.
     """
-    if any(isinstance(f, Norm) for f in leaves_of(network)):
-        raise AssumptionError("proof files of verdicts know attention, MLPs with ReLUs and affine maps, and no norms.")
+    for f in leaves_of(network):
+        smooth = isinstance(f, MLP | Pointwise) and getattr(f.activation, "name", f.activation) != "relu"
+        if isinstance(f, Norm) or smooth:
+            raise AssumptionError(
+                "proof files of verdicts know attention, ReLUs and affine maps, and no norms and no smooth activations."
+            )
     deadline = Deadline.after(seconds)
     model = _expanded(_Network.of(network, wanted), wanted, level)
     layers = [part for stage in model.stages for part in stage.parts if isinstance(part, ReLURelaxation)]

@@ -3,7 +3,7 @@ r"""Verdicts: whether a property of a network holds, with a proof or a counterex
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -63,7 +63,8 @@ class Verdict:
     def save(self, path: str | os.PathLike[str], network: Map | str | Path, property: Property | str | Path) -> None:  # noqa: A002
         """Write a proof file: of a counterexample the input, of a proof the lines and parts of the box behind it.
 
-        A proof is found anew, with room for whoever checks it, in the time that it took and half as much again.
+        A proof is found anew, with room for whoever checks it, in the time that it took and half as much again. It is
+        about a map by its weights, and about the network in an ONNX file by the bytes of that.
 
         Args:
             path: A ``.json`` file.
@@ -71,24 +72,34 @@ class Verdict:
             property: The property.
 
         Raises:
-            AssumptionError: If the verdict is unknown, or its proof leaves no room.
+            AssumptionError: If the verdict is unknown, its proof leaves no room, or the network is not one that proof
+                files know.
         """
         if self.status == "unknown":
             raise AssumptionError("proof files hold proofs and counterexamples, and this property is unknown.")
-        if isinstance(network, str | Path):
-            from howsmooth.verification.onnx_network import read_onnx
-
-            network = read_onnx(network)
+        if not isinstance(network, Map | str | Path):
+            raise AssumptionError(
+                f"proof files are about maps and ONNX files, got {type(network).__name__}; of a module, write it with "
+                "torch.onnx.export, verify that file and save its verdict.",
+                field="network",
+            )
         wanted = property if isinstance(property, Property) else read_vnnlib(property)
         if self.counterexample is None:
             from howsmooth.verification.proofs import verdict_claim
 
-            write_proof(path, network, [verdict_claim(network, wanted, self.level, 10 + 1.5 * self.seconds)])
+            f = network
+            if not isinstance(f, Map):
+                from howsmooth.verification.onnx_network import read_onnx
+
+                f = read_onnx(f)
+            write_proof(path, network, [verdict_claim(f, wanted, self.level, 10 + 1.5 * self.seconds)])
             return
-        x, outputs = self.counterexample.double(), self.outputs
-        assert outputs is not None
-        A, b = next((A, b) for A, b in wanted.unsafe if bool((A @ outputs.double() >= b).all()))
-        arrays = {"input": x, "lower": wanted.lower.flatten(), "upper": wanted.upper.flatten(), "A": A, "b": b}
+        assert self.outputs is not None
+        strict = wanted.strict or [torch.zeros_like(b, dtype=torch.bool) for _A, b in wanted.unsafe]
+        y, sets = self.outputs.double(), zip(wanted.unsafe, strict, strict=True)
+        A, b = next(unsafe for unsafe, more in sets if replace(wanted, unsafe=(unsafe,), strict=(more,)).violated_by(y))
+        arrays = {"lower": wanted.lower, "upper": wanted.upper, "A": A, "b": b}
+        arrays |= {"input": self.counterexample.double().reshape(wanted.lower.shape)}
         claim = {"kind": "counterexample"} | {name: array.tolist() for name, array in arrays.items()}
         write_proof(path, network, [claim])
 
