@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, FileError, ShapeError, nearest
+from howsmooth.validation import require_dense, require_finite, require_floating, require_numbers
 
 # Rounds a tensor along its last axis; the name of the parameter is given too, for schemes that look it up.
 Rounding = Callable[[Tensor, str], Tensor]
@@ -62,6 +63,9 @@ class Scheme:
         Raises:
             AssumptionError: If the scheme returns another shape, or NaN, or infinity.
         """
+        require_floating(W, "W")
+        require_numbers(W, "W")
+        require_finite(W, "W")
         found = self.rounded(W, name)
         if found.shape != W.shape:
             raise AssumptionError(
@@ -76,6 +80,8 @@ class Scheme:
 
     def bits(self, W: Tensor) -> float:
         """Return the bits of each number of a matrix, scales included."""
+        require_dense(W, "W")
+        require_numbers(W, "W")
         columns = W.shape[-1]
         scales = 1 / W.numel() if self.group == 0 else math.ceil(columns / (self.group or columns)) / columns
         return self.number_bits + self.scale_bits * scales
@@ -228,7 +234,7 @@ def nf4(groups: Tensor) -> Tensor:
     """Scale the largest number of a group to one, and take the nearest level."""
     levels = nf4_levels().to(groups)
     scale = _positive(groups.abs().amax(-1, keepdim=True))
-    places = torch.bucketize(groups / scale, (levels[1:] + levels[:-1]) / 2)
+    places = torch.bucketize((groups / scale).contiguous(), (levels[1:] + levels[:-1]) / 2)
     return levels[places].mul_(scale)
 
 

@@ -181,6 +181,7 @@ class MultiHead(TensorDataclass, ABC):
 
     def query_side(self, X: Float[Tensor, "n d"]) -> QuerySide:
         r"""Differentiate each token's output with respect to its own query: :math:`\sum_hW_hV_hC^h_iA_h` for all i."""
+        X = tokens_for(X, self)
         if X.ndim != 2 or self.query.ndim > 3:
             raise ShapeError(f"query_side takes one sequence (n, d) and one map, got {tuple(X.shape)}.", field="X")
         if self.positions.distances is not None:
@@ -351,6 +352,8 @@ def _check_projections(f: MultiHead) -> None:
         require_floating(x, name)
         if x.ndim < 3:
             raise ShapeError(f"{name} must have a head axis, (heads, rows, columns), got {tuple(x.shape)}.", field=name)
+        if not x.numel() and not x.is_meta:
+            raise ShapeError(f"{name} must not be empty, got {tuple(x.shape)}.", field=name)
         require_agreement(x, f.query, name, "query")
         require_finite(x, name)
     w, (heads, k, d), groups = f.query.shape[:-3], f.query.shape[-3:], f.key.shape[-3]

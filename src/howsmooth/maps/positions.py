@@ -13,7 +13,14 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError, DtypeError, NonFiniteError, ShapeError
 from howsmooth.linear_operators import take
 from howsmooth.tensor_dataclass import TensorDataclass
-from howsmooth.validation import is_finite, require_agreement, require_finite
+from howsmooth.validation import (
+    is_finite,
+    require_agreement,
+    require_boolean,
+    require_dense,
+    require_finite,
+    require_floating,
+)
 
 
 def broadcast_shapes(*shapes: tuple[int, ...]) -> torch.Size:
@@ -56,6 +63,7 @@ class Rotary(TensorDataclass):
             raise AssumptionError(f"the rotary base must be positive and finite, got {self.base}.", field="base")
         for name, x in (("positions", self.positions), ("frequencies", self.frequencies)):
             if x is not None:
+                require_dense(x, f"rotary {name}")
                 require_finite(x, f"rotary {name}")
         if self.dim is not None and (self.dim < 2 or self.dim % 2):
             raise ShapeError(f"the rotary dimension must be even and positive, got {self.dim}.", field="dim")
@@ -377,13 +385,11 @@ def _with_heads(x: Tensor, axes: int = 3) -> Tensor:
 
 
 def _check_mask(padding: Tensor | None, mask: Tensor | None) -> None:
-    if padding is not None and padding.dtype != torch.bool:
-        raise DtypeError(
-            f"padding must be boolean, True for real tokens, got {padding.dtype}; convert with .bool().",
-            field="padding",
-        )
+    if padding is not None:
+        require_boolean(padding, "padding")
     if mask is None:
         return
+    require_dense(mask, "mask")
     if mask.ndim < 2 or mask.shape[-1] != mask.shape[-2]:
         raise ShapeError(f"mask must be (n, n) or (*batch, heads or 1, n, n), got {tuple(mask.shape)}.", field="mask")
     if mask.dtype != torch.bool and not mask.is_floating_point():
@@ -397,6 +403,7 @@ def _check_mask(padding: Tensor | None, mask: Tensor | None) -> None:
 def _check_bias(bias: Tensor | None, name: str, shape: str, each: str) -> None:
     if bias is None:
         return
+    require_floating(bias, name)
     if bias.ndim < 2 or (name == "relative_bias" and bias.shape[-1] % 2 == 0):
         raise ShapeError(f"{name} must be {shape}, one entry per {each}, got {tuple(bias.shape)}.", field=name)
     if not bias.is_meta and not is_finite(bias):

@@ -27,7 +27,14 @@ from howsmooth.spectral.operators import (
     require_map,
     summed,
 )
-from howsmooth.validation import require_agreement, require_finite, require_floating, require_like
+from howsmooth.validation import (
+    full_precision,
+    require_agreement,
+    require_finite,
+    require_floating,
+    require_like,
+    require_numbers,
+)
 
 # Forward mode has one level for the whole process, kernels are chosen for all threads and modules belong to all of
 # them: who differentiates a callable does it alone.
@@ -52,6 +59,7 @@ def linearise(f: Callable[[Tensor], Any], X: Tensor | Any, *, compare: bool = Tr
         with torch.no_grad():
             return f.on_gaussian(X).jacobian()
     require_floating(X, "tokens")
+    require_numbers(X, "tokens")
     X = _measurable(X)
     if isinstance(f, Differentiable):
         with torch.no_grad():
@@ -80,9 +88,7 @@ class JacobianOperator:
             X: Where to differentiate.
             batch_axes: How many leading axes of ``X`` are batch axes; all but the last two by default.
         """
-        require_floating(X, "tokens")
-        X = _measurable(X)
-        require_finite(X, "tokens")
+        X = _checked(X)
         if batch_axes is not None and not 0 <= batch_axes <= X.ndim:
             raise ShapeError(
                 f"batch_axes must lie between 0 and {X.ndim}, the axes of X, got {batch_axes}.", field="batch_axes"
@@ -92,7 +98,7 @@ class JacobianOperator:
     @classmethod
     def or_operator(cls, f: Callable[[Tensor], Any], X: Tensor, *, compare: bool = True) -> LinearOperator:
         """Differentiate ``f`` at ``X``, unless ``f(X)`` is an operator already."""
-        require_finite(X, "tokens")
+        X = _checked(X)
         inputs, value = evaluate(f, X)
         if isinstance(value, LinearOperator):
             with torch.no_grad():
@@ -246,6 +252,15 @@ def _measurable(X: Tensor) -> Tensor:
         return X.float() if X.dtype in HALF else X
 
 
+def _checked(X: Tensor) -> Tensor:
+    """Return tokens that can be measured, or refuse them."""
+    require_floating(X, "tokens")
+    require_numbers(X, "tokens")
+    X = _measurable(X)
+    require_finite(X, "tokens")
+    return X
+
+
 def _gauss(like: Tensor, generator: torch.Generator) -> Tensor:
     return torch.randn(like.shape, dtype=like.dtype, generator=generator).to(like.device)
 
@@ -254,29 +269,53 @@ def evaluate(f: Callable[[Tensor], Any], X: Tensor) -> tuple[Tensor, Any]:
     """Apply ``f`` to a copy of ``X`` that autograd watches."""
     with torch.inference_mode(False), torch.enable_grad(), measuring(f) as g:
         inputs = X.clone().requires_grad_()
-        try:
-            return inputs, g(inputs.clone())  # a copy once more: the callable may work in place
-        except RuntimeError as error:
-            _refuse_tokens(f, X, error)
-            raise
+        return inputs, run(f, g, inputs.clone())  # a copy once more: the callable may work in place
 
 
-def _refuse_tokens(f: Callable[[Tensor], Any], X: Tensor, error: RuntimeError) -> None:
-    """Say what a module needs that cannot run on tokens of this kind, where that is known."""
-    if not isinstance(f, nn.Module):
-        return
-    if "indices" in str(error) and any(isinstance(module, nn.Embedding) for module in f.modules()):
+def run(f: Callable[[Tensor], Any], g: Callable[[Tensor], Any], X: Tensor) -> Any:
+    """Apply ``g``, which stands for ``f``, to tokens, or say in a sentence why it does not work on them."""
+    try:
+        return g(X)
+    except HowsmoothError:
+        raise
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
+        _refuse_tokens(f, X, error)
+        raise
+
+
+def _refuse_tokens(f: Callable[[Tensor], Any], X: Tensor, error: Exception) -> None:
+    """Say what a callable needs that does not work on such tokens; what is too large for memory is said elsewhere."""
+    module, name = _module_of(f), getattr(f, "__qualname__", type(f).__name__)
+    said = " ".join(str(error).split())
+    if "indices" in said and module is not None and any(isinstance(part, nn.Embedding) for part in module.modules()):
         raise DtypeError(
-            f"{type(f).__name__} reads token ids, and a derivative is about vectors: "
+            f"{name} reads token ids, and a derivative is about vectors: "
             "hs.load(module).activations(ids).at(layer=0) gives one of its layers as a map, and the vectors that enter "
             "it; hs.certify(module, ids) and hs.measure(module, token_ids=…) take the ids.",
             field="f",
         ) from error
-    weight = next((each for each in f.parameters() if each.is_floating_point() and each.dtype not in HALF), X)
+    if "nference tensors" in said:
+        raise AssumptionError(
+            f"{name} uses tensors made in inference mode, which autograd cannot record; make them outside of "
+            "torch.inference_mode, or clone them there.",
+            field="f",
+        ) from error
+    weights = () if module is None else module.parameters()
+    weight = next((each for each in weights if each.is_floating_point() and each.dtype not in HALF), X)
     try:
         require_agreement(X, weight, "tokens", "weights")
     except HowsmoothError as refused:
         raise refused from error
+    if "alloc" in said or "memory" in said:
+        return
+    layer = (
+        "" if module is None else " A layer that reads more than tokens is found by hs.load(model).activations(ids)."
+    )
+    raise AssumptionError(
+        f"{name} does not work on tokens of the shape {tuple(X.shape)} in {str(X.dtype).removeprefix('torch.')}: "
+        f"{type(error).__name__}, {said[:200].rstrip('.')}.{layer}",
+        field="f",
+    ) from error
 
 
 def value_of(f: Callable[[Tensor], Any], X: Tensor) -> Tensor:
@@ -338,7 +377,7 @@ def require_gradients(f: Callable[[Tensor], Tensor], X: Tensor, value: Tensor, E
 @contextmanager
 def measuring(f: Callable[[Tensor], Any]) -> Iterator[Callable[[Tensor], Any]]:
     """Put modules in eval mode and use kernels that can be differentiated; yield what to call instead of ``f``."""
-    with _ALONE, _as_measured(f):
+    with _ALONE, full_precision(), _as_measured(f):
         yield _on_tokens(_in_float32(f), f) if isinstance(f, nn.Module) else f
 
 

@@ -15,7 +15,7 @@ from howsmooth.maps.attention import Attention
 from howsmooth.markup import strict_json
 from howsmooth.models.inputs.model_inputs import read_sentence
 from howsmooth.models.parts.ends import entrance
-from howsmooth.models.transformer import Transformer, tensor_of
+from howsmooth.models.transformer import Transformer
 from howsmooth.tokens.methods import CLASSES, METHODS, Outputs, Trials, swapped
 from howsmooth.tokens.replacements import Words, replacements
 from howsmooth.tokens.swap_displacement import SwapDisplacement

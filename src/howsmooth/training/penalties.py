@@ -29,7 +29,7 @@ from howsmooth.spectral.operators import (
 )
 from howsmooth.training.hooks import RecordedInputs, read_batch, with_fixed_padding
 from howsmooth.training.recorded_jacobian import RecordedJacobian
-from howsmooth.validation import Seed, generator_from, require_sequences
+from howsmooth.validation import Seed, full_precision, generator_from, require_sequences
 from howsmooth.wording import number
 
 # Krylov steps from a warm start, and the most from a cold one.
@@ -141,6 +141,7 @@ class PenaltyFunction:
         return x if self.power == 1 else x.pow(self.power)
 
 
+@full_precision()
 def penalty(
     f: Callable[[Tensor], Any],
     X: Float[Tensor, "*batch n d"],

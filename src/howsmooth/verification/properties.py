@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.errors import AssumptionError, FieldError, FileError, ShapeError
+from howsmooth.errors import AssumptionError, DtypeError, FieldError, FileError, ShapeError
+from howsmooth.validation import require_dense, require_finite, require_numbers, tensor_of
 
 # Σ coefficient · variable ≥ constant.
 Atom = tuple[dict[tuple[str, int], float], float]
@@ -38,12 +39,19 @@ class Property:
     unsafe: tuple[tuple[Float[Tensor, "_ outputs"], Float[Tensor, " _"]], ...]
 
     def __post_init__(self) -> None:
-        """Refuse an empty box."""
+        """Take all numbers in float64, and refuse what is none, and an empty box."""
+        for name in ("lower", "upper"):
+            object.__setattr__(self, name, _numbers(getattr(self, name), name))
+        object.__setattr__(
+            self, "unsafe", tuple((_numbers(A, "unsafe"), _numbers(b, "unsafe")) for A, b in self.unsafe)
+        )
         if self.lower.shape != self.upper.shape or not self.lower.ndim:
             raise ShapeError(
                 f"lower and upper must be one number for each input, got {tuple(self.lower.shape)} and "
                 f"{tuple(self.upper.shape)}."
             )
+        if any(A.ndim != 2 or b.shape != A.shape[:1] for A, b in self.unsafe):
+            raise ShapeError("an unsafe set must be a pair of A (rows, outputs) and b (rows,).", field="unsafe")
         if not bool((self.lower <= self.upper).all()):
             raise FieldError("every lower bound of an input must be a number below its upper bound.", field="lower")
         if not self.unsafe:
@@ -59,10 +67,21 @@ class Property:
             label: The class.
             classes: How many classes there are.
         """
-        x = x.detach().double()
+        x = _numbers(x, "x")
         rows = torch.eye(classes, dtype=torch.float64) - torch.eye(classes, dtype=torch.float64)[label]
         rivals = [k for k in range(classes) if k != label]
         return cls(x - eps, x + eps, tuple((rows[k : k + 1], x.new_zeros(1)) for k in rivals))
+
+
+def _numbers(x: Any, name: str) -> Tensor:
+    """Return finite numbers of any kind in float64, which holds every one of them but the largest whole ones."""
+    x = tensor_of(x, name)
+    require_dense(x, name)
+    require_numbers(x, name)
+    if x.is_complex() or x.dtype == torch.bool:
+        raise DtypeError(f"{name} must hold real numbers, got {x.dtype}.", field=name)
+    require_finite(x, name)
+    return x.detach().double()
 
 
 def read_vnnlib(path: str | Path) -> Property:

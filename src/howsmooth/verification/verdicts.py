@@ -207,9 +207,10 @@ def _falsify(
         for step in range(ATTACK_STEPS):
             if deadline.passed:
                 return None
-            xi = xi.detach().requires_grad_()
-            y = network.outputs(centre + half * xi)
-            inside = torch.stack([(A @ y[k] - b).min() for k, (A, b) in enumerate(wanted.unsafe)])
+            with torch.inference_mode(False), torch.enable_grad():  # whatever the caller has switched off
+                xi = xi.detach().clone().requires_grad_()
+                y = network.outputs(centre + half * xi)
+                inside = torch.stack([(A @ y[k] - b).min() for k, (A, b) in enumerate(wanted.unsafe)])
             for k in (inside >= 0).nonzero().squeeze(-1).tolist():
                 x = (centre + half * xi[k].detach()).clamp(lower, upper)
                 found = _replayed(x, network, wanted, run)

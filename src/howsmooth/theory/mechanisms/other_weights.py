@@ -30,6 +30,7 @@ from howsmooth.theory.mechanisms.mechanism_head import (
     three_terms,
 )
 from howsmooth.theory.results import GIVEN_INPUT, Bound, upper_bound
+from howsmooth.validation import require_tokens, tokens_for
 
 # How well weights have to be balanced, as a share, and how many steps that may take.
 LOOSE, BALANCING = 1e-8, 2000
@@ -111,6 +112,8 @@ def ramapuram_upper(f: Any, X: Float[Tensor, "n d"]) -> Bound:
     """
     require_kind(f, SigmoidAttention, "ramapuram_upper")
     require_plain(f, "ramapuram_upper")
+    X = tokens_for(X, f)
+    require_tokens(X, f.query)
     x = on_cpu(X)
 
     def head(part: MechanismHead) -> float:
