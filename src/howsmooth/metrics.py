@@ -24,17 +24,19 @@ RIDGE = 1e-3
 # Where a projection has no derivative in closed form, it is looked at as far away as this share of the radius.
 NEARBY = 1e-3
 # The methods whose first argument is a perturbation, a change, a gradient, or the tokens.
-OF_PERTURBATIONS = {"size", "dual_size", "steepest", "support", "nearest", "along", "at"}
-OF_PERTURBATIONS |= {"standard", "standard_transpose", "original", "original_transpose"}
+ISOMETRIES = {"standard", "standard_transpose", "original", "original_transpose"}
+OF_PERTURBATIONS = {"size", "dual_size", "steepest", "support", "nearest", "along", "at"} | ISOMETRIES
 
 
 def _of_tokens(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def checked(self: Any, E: Any, *others: Any, **named: Any) -> Any:
-        require_floating(E, "a perturbation")
-        if E.ndim < 2:
-            raise ShapeError(f"a perturbation must have the shape (*batch, n, d), got {tuple(E.shape)}.")
-        require_numbers(E, "a perturbation")
+        for x in (E, *others[: len(others) - 1]):  # behind a gradient comes the radius
+            require_floating(x, "a perturbation")
+            plain = method.__name__ in ISOMETRIES and self.factor is None and self.scale is None
+            if x.ndim < 2 and not plain:  # the identity takes the outputs of maps that have no tokens
+                raise ShapeError(f"a perturbation must have the shape (*batch, n, d), got {tuple(x.shape)}.")
+            require_numbers(x, "a perturbation")
         return method(self, E, *others, **named)
 
     return checked

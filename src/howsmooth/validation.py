@@ -103,9 +103,7 @@ def require_boolean(x: object, name: str) -> None:
     """Refuse any mask but one that is True for real tokens: of zeros and ones there are two conventions."""
     if not isinstance(x, Tensor) or x.dtype != torch.bool:
         got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise DtypeError(
-            f"{name} must be a boolean tensor, True for real tokens, got {got}; convert with .bool().", field=name
-        )
+        raise DtypeError(f"{name} must be boolean, True for real tokens, got {got}; convert with .bool().", field=name)
 
 
 def is_finite(x: Tensor) -> bool:

@@ -64,7 +64,7 @@ class Scheme:
             AssumptionError: If the scheme returns another shape, or NaN, or infinity.
         """
         require_floating(W, "W")
-        require_numbers(W, "W")
+        _require_matrix(W)
         require_finite(W, "W")
         found = self.rounded(W, name)
         if found.shape != W.shape:
@@ -81,10 +81,16 @@ class Scheme:
     def bits(self, W: Tensor) -> float:
         """Return the bits of each number of a matrix, scales included."""
         require_dense(W, "W")
-        require_numbers(W, "W")
+        _require_matrix(W)
         columns = W.shape[-1]
         scales = 1 / W.numel() if self.group == 0 else math.ceil(columns / (self.group or columns)) / columns
         return self.number_bits + self.scale_bits * scales
+
+
+def _require_matrix(W: Tensor) -> None:
+    require_numbers(W, "W")
+    if not W.ndim:
+        raise ShapeError("W must have an axis of numbers that are rounded together, got a number.", field="W")
 
 
 class SchemeWords(NamedTuple):

@@ -13,7 +13,7 @@ from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.metrics import Metric, as_metrics, total
 from howsmooth.rounding import DOMAIN_UNITS
 from howsmooth.tensor_dataclass import TensorDataclass
-from howsmooth.validation import require_finite, require_floating, require_like, require_sequences
+from howsmooth.validation import require_finite, require_floating, require_like, require_numbers, require_sequences
 
 # Tokens nearer to the surface of a ball than this share of its radius lie on it.
 SURFACE = 1e-5
@@ -103,6 +103,7 @@ class Ball(TensorDataclass):
             require_floating(self.centre, "centre")
             if self.centre.ndim != 1 or not self.centre.numel():
                 raise ShapeError(f"centre must be one point, (d,), got {tuple(self.centre.shape)}.", field="centre")
+            require_numbers(self.centre, "centre")
             require_finite(self.centre, "centre")
         if not (isinstance(self.radius, SupportsFloat) and 0 <= self.radius < math.inf) or (
             self.radius == 0 and self.centre is None
@@ -245,6 +246,7 @@ class Neighbourhood:
         require_floating(self.X, "X")
         if self.X.ndim != 2 or not self.X.numel():
             raise ShapeError(f"X must be one input, (n, d), got {tuple(self.X.shape)}.", field="X")
+        require_numbers(self.X, "X")
         require_finite(self.X, "X")
         if not (isinstance(self.eps, SupportsFloat) and 0 < self.eps < math.inf):
             raise AssumptionError(f"eps must be positive and finite, got {self.eps!r}.", field="eps")

@@ -142,6 +142,8 @@ class Pooling(TensorDataclass):
 
     @classmethod
     def _spread(cls, kept: Bool[Tensor, "*batch n"], like: Tensor | None) -> "Pooling":
+        if like is not None:
+            require_floating(like, "like")
         if not bool(kept.any(-1).all()):
             raise AssumptionError("every sequence needs at least one real token, got one without.", field="real")
         weights = kept.to(torch.get_default_dtype()) if like is None else kept.to(like)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.errors import AssumptionError, ShapeError
+from howsmooth.errors import AssumptionError, DeviceError, ShapeError
 from howsmooth.maps.heads_derivative import HeadsJacobian, QuerySide, project_heads
 from howsmooth.maps.mean_field_maps import Atoms, WeightedJacobian, visible
 from howsmooth.maps.norms import HeadNorm, JointNorm, acting_norm, check_head_norm, normalise
@@ -379,6 +379,12 @@ def _check_positions(f: MultiHead) -> None:
     for norm, name, count in ((f.query_norm, "query_norm", f.layout.heads), (f.key_norm, "key_norm", f.layout.groups)):
         if norm is not None:
             check_head_norm(norm, f.query, count, name)
+    for name, x in f.positions.everywhere.items():
+        # a mask on the meta device hides nothing, and torch does not say so
+        if x.device != f.query.device:
+            raise DeviceError(
+                f"{name} and query must be on one device, got {x.device} and {f.query.device}.", field=name
+            )
     if f.positions.rotary is not None:
         f.positions.rotary.check_width(f.layout.k)
     if f.positions.distances is not None:

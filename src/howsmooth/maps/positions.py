@@ -64,6 +64,8 @@ class Rotary(TensorDataclass):
         for name, x in (("positions", self.positions), ("frequencies", self.frequencies)):
             if x is not None:
                 require_dense(x, f"rotary {name}")
+                if not x.ndim:
+                    raise ShapeError(f"rotary {name} must have one entry for each of them, got a number.", field=name)
                 require_finite(x, f"rotary {name}")
         if self.dim is not None and (self.dim < 2 or self.dim % 2):
             raise ShapeError(f"the rotary dimension must be even and positive, got {self.dim}.", field="dim")
@@ -339,6 +341,12 @@ class Positions(TensorDataclass):
         biases = (1 if bias is None else bias.shape[-2] for bias in (self.relative_bias, self.position_bias))
         return max(mask, *biases, 1 if self.distances is None else self.distances.keys.shape[-3])
 
+    @property
+    def everywhere(self) -> dict[str, Tensor]:
+        """All tensors by their names, those of rotary embeddings and distances among them."""
+        parts = [vars(part) for part in (self, self.rotary, self.distances) if part is not None]
+        return {name: x for part in parts for name, x in part.items() if isinstance(x, Tensor)}
+
     def head(self, h: int) -> "Positions":
         """Restrict to head ``h``; an axis of size one serves every head."""
 
@@ -387,6 +395,8 @@ def _with_heads(x: Tensor, axes: int = 3) -> Tensor:
 def _check_mask(padding: Tensor | None, mask: Tensor | None) -> None:
     if padding is not None:
         require_boolean(padding, "padding")
+        if not padding.ndim:
+            raise ShapeError("padding must have one entry for each token, got a number.", field="padding")
     if mask is None:
         return
     require_dense(mask, "mask")
@@ -404,7 +414,7 @@ def _check_bias(bias: Tensor | None, name: str, shape: str, each: str) -> None:
     if bias is None:
         return
     require_floating(bias, name)
-    if bias.ndim < 2 or (name == "relative_bias" and bias.shape[-1] % 2 == 0):
+    if bias.ndim < 2 or not bias.numel() or (name == "relative_bias" and bias.shape[-1] % 2 == 0):
         raise ShapeError(f"{name} must be {shape}, one entry per {each}, got {tuple(bias.shape)}.", field=name)
     if not bias.is_meta and not is_finite(bias):
         raise NonFiniteError(f"{name} must be finite; hide tokens with a mask instead.", field=name)

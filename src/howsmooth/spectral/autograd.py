@@ -59,11 +59,9 @@ def linearise(f: Callable[[Tensor], Any], X: Tensor | Any, *, compare: bool = Tr
         with torch.no_grad():
             return f.on_gaussian(X).jacobian()
     require_floating(X, "tokens")
-    require_numbers(X, "tokens")
-    X = _measurable(X)
     if isinstance(f, Differentiable):
         with torch.no_grad():
-            return measurable(f).jacobian(X)
+            return measurable(f).jacobian(_measurable(X))
     require_map(f)
     return JacobianOperator.or_operator(f, X, compare=compare)
 
@@ -119,6 +117,8 @@ class JacobianOperator:
         inputs, value = recorded
         axes = max(X.ndim - 2, 0) if batch_axes is None else batch_axes
         check_value(value, X, axes)
+        if compare and batch_axes is None:
+            require_one_reading(f, X)
         self.batch = tuple(X.shape[:axes])
         self.domain, self.codomain = tuple(X.shape[axes:]), tuple(value.shape[axes:])
         self.dtype, self.device = X.dtype, X.device
@@ -308,12 +308,10 @@ def _refuse_tokens(f: Callable[[Tensor], Any], X: Tensor, error: Exception) -> N
         raise refused from error
     if "alloc" in said or "memory" in said:
         return
-    layer = (
-        "" if module is None else " A layer that reads more than tokens is found by hs.load(model).activations(ids)."
-    )
+    layer = "" if module is None else "; of one that reads more, hs.load(model).activations(ids).at(layer=0) is a map"
     raise AssumptionError(
         f"{name} does not work on tokens of the shape {tuple(X.shape)} in {str(X.dtype).removeprefix('torch.')}: "
-        f"{type(error).__name__}, {said[:200].rstrip('.')}.{layer}",
+        f"{type(error).__name__}, {said[:200].rstrip('.')}{layer}.",
         field="f",
     ) from error
 
@@ -412,9 +410,22 @@ def _in_float32(module: nn.Module) -> Callable[..., Any]:
 
 
 def _on_tokens(call: Callable[..., Any], module: nn.Module) -> Callable[[Tensor], Any]:
-    """Return a module as a map on tokens (batch, n, d), and nn.MultiheadAttention as self-attention."""
+    """Return a module as a map on one sequence or a batch of them, and nn.MultiheadAttention as self-attention."""
+
+    def on_one(X: Tensor) -> Any:
+        try:
+            return call(X)
+        except (RuntimeError, TypeError, ValueError, LookupError):
+            if X.ndim != 2:
+                raise
+            try:  # most modules read batches alone
+                return call(X[None]).squeeze(0)
+            except (RuntimeError, TypeError, ValueError, LookupError, AttributeError):
+                pass
+            raise
+
     if not isinstance(module, TORCH_LAYERS):
-        return call
+        return on_one
 
     def on_tokens(X: Tensor) -> Tensor:
         X = oriented(module, X)
@@ -422,6 +433,33 @@ def _on_tokens(call: Callable[..., Any], module: nn.Module) -> Callable[[Tensor]
         return oriented(module, value)
 
     return on_tokens
+
+
+def require_one_reading(f: Callable[[Tensor], Any], X: Tensor) -> None:
+    """Refuse a module that does one thing to a sequence (n, d) and another to the same in a batch of one.
+
+    Some read the tokens of one sequence as a batch, or the other way round, and say nothing.
+    """
+    if not isinstance(f, nn.Module) or isinstance(f, TORCH_LAYERS):
+        return
+    turned = any(isinstance(part, nn.MultiheadAttention) and not part.batch_first for part in f.modules())
+    if not (X.ndim == 2 or (X.ndim == 3 and turned)):
+        return
+    with torch.inference_mode(False), torch.no_grad(), full_precision(), _ALONE, _as_measured(f):
+        one = X if X.ndim == 2 else X[0]
+        try:
+            alone, batch = (_in_float32(f)(Z.clone()) for Z in (one, one[None]))
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError):
+            return  # it reads the one or the other alone
+    if not (isinstance(alone, Tensor) and isinstance(batch, Tensor) and batch.shape == (1, *alone.shape)):
+        return
+    apart = float((batch[0] - alone).double().norm())
+    if apart > torch.finfo(X.dtype).eps ** 0.5 * float(alone.double().norm()):
+        raise AssumptionError(
+            f"{type(f).__name__} does one thing to tokens (n, d) and another to a batch of one, (1, n, d); give "
+            "lambda X: module(X), with X in the shape that it reads.",
+            field="f",
+        )
 
 
 def oriented(module: nn.Module, X: Tensor) -> Tensor:

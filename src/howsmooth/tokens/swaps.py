@@ -20,7 +20,7 @@ from howsmooth.tokens.methods import CLASSES, METHODS, Outputs, Trials, swapped
 from howsmooth.tokens.replacements import Words, replacements
 from howsmooth.tokens.swap_displacement import SwapDisplacement
 from howsmooth.tokens.swap_settings import BUDGET, ENUMERATION, check_search
-from howsmooth.validation import Seed, generator_from
+from howsmooth.validation import Seed, generator_from, tensor_of
 from howsmooth.wording import at_least, count
 
 # The map itself is applied to this many of the worst swaps: the quadratic form has other rounding errors.

@@ -12,7 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointError
 
 from howsmooth.errors import AssumptionError, FallbackWarning
-from howsmooth.spectral.autograd import check_value, measuring, require_gradients, run, treats_batch_independently
+from howsmooth.spectral.autograd import (
+    check_value,
+    measuring,
+    require_gradients,
+    require_one_reading,
+    run,
+    treats_batch_independently,
+)
 from howsmooth.spectral.operators import HALF
 from howsmooth.torch_internals import compiled, compiler_loaded
 
@@ -101,6 +108,7 @@ class RecordedJacobian:
 
     def require_gradients(self) -> None:
         """Refuse a callable whose gradients do not reach the tokens: its penalty would be zero."""
+        require_one_reading(self._f, self.inputs.detach())
         E = torch.randn(self.inputs.shape, generator=torch.Generator().manual_seed(0)).to(self.inputs)
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FallbackWarning)  # said once, when it was recorded

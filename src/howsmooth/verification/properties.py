@@ -42,16 +42,16 @@ class Property:
         """Take all numbers in float64, and refuse what is none, and an empty box."""
         for name in ("lower", "upper"):
             object.__setattr__(self, name, _numbers(getattr(self, name), name))
-        object.__setattr__(
-            self, "unsafe", tuple((_numbers(A, "unsafe"), _numbers(b, "unsafe")) for A, b in self.unsafe)
-        )
+        pairs = all(isinstance(each, tuple | list) and len(each) == 2 for each in self.unsafe)
+        unsafe = tuple(tuple(_numbers(x, "unsafe") for x in each) for each in self.unsafe) if pairs else ()
+        object.__setattr__(self, "unsafe", unsafe)
         if self.lower.shape != self.upper.shape or not self.lower.ndim:
             raise ShapeError(
                 f"lower and upper must be one number for each input, got {tuple(self.lower.shape)} and "
                 f"{tuple(self.upper.shape)}."
             )
-        if any(A.ndim != 2 or b.shape != A.shape[:1] for A, b in self.unsafe):
-            raise ShapeError("an unsafe set must be a pair of A (rows, outputs) and b (rows,).", field="unsafe")
+        if not pairs or any(A.ndim != 2 or b.shape != A.shape[:1] for A, b in self.unsafe):
+            raise ShapeError("unsafe must be pairs ((A, b), …) of A (rows, outputs) and b (rows,).", field="unsafe")
         if not bool((self.lower <= self.upper).all()):
             raise FieldError("every lower bound of an input must be a number below its upper bound.", field="lower")
         if not self.unsafe:
@@ -81,7 +81,8 @@ def _numbers(x: Any, name: str) -> Tensor:
     if x.is_complex() or x.dtype == torch.bool:
         raise DtypeError(f"{name} must hold real numbers, got {x.dtype}.", field=name)
     require_finite(x, name)
-    return x.detach().double()
+    with torch.inference_mode(False):  # a copy: autograd does not record what was made in inference mode
+        return x.detach().double().clone()
 
 
 def read_vnnlib(path: str | Path) -> Property:

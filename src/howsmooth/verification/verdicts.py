@@ -159,6 +159,8 @@ class _Network:
     def of(cls, network: Map, wanted: Property) -> "_Network":
         if network.dtype != torch.float64:
             raise AssumptionError(f"proofs need float64, got {network.dtype}: use network.to(torch.float64).")
+        with torch.inference_mode(False):
+            network = network.to(torch.float64)
         maps = network.maps if isinstance(network, Chain) else (network,)
         embedding = maps[0]
         if not isinstance(embedding, Affine):
@@ -211,12 +213,12 @@ def _falsify(
                 xi = xi.detach().clone().requires_grad_()
                 y = network.outputs(centre + half * xi)
                 inside = torch.stack([(A @ y[k] - b).min() for k, (A, b) in enumerate(wanted.unsafe)])
+                (gradient,) = torch.autograd.grad(inside.sum(), xi)
             for k in (inside >= 0).nonzero().squeeze(-1).tolist():
                 x = (centre + half * xi[k].detach()).clamp(lower, upper)
                 found = _replayed(x, network, wanted, run)
                 if found is not None:
                     return found
-            (gradient,) = torch.autograd.grad(inside.sum(), xi)
             xi = (xi.detach() + 2 * (1 - step / ATTACK_STEPS) ** 2 * gradient.sign()).clamp(-1, 1)
         if restart and float(inside.detach().max()) < -0.5 * float(inside.detach().abs().max()):
             break  # far from any: proofs are the better use of the time
