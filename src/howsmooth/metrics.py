@@ -86,6 +86,7 @@ class Metric(ABC):
     def euclidean_ratios(self, shape: tuple[int, int]) -> tuple[float, float]:
         r"""Return the smallest a and b with :math:`\|E\|_F\le a\,\|E\|` and :math:`\|E\|\le b\,\|E\|_F`."""
 
+    @_of_tokens
     def along(
         self, E: Float[Tensor, "*batch n d"], G: Float[Tensor, "*batch n d"], eps: float
     ) -> Float[Tensor, "*batch n d"]:
@@ -96,6 +97,7 @@ class Metric(ABC):
         step = NEARBY * eps / torch.where(largest > 0, largest, 1.0)
         return ((self.nearest(wide + step * slope, eps) - wide) / step).to(G.dtype)
 
+    @_of_tokens
     def at(self, X: Float[Tensor, "*batch n d"]) -> "Metric":
         """Return the metric at given tokens; only relative ones depend on them."""
         return self

@@ -101,9 +101,12 @@ def tensor_of(x: Any, name: str) -> Tensor:
 
 def require_boolean(x: object, name: str) -> None:
     """Refuse any mask but one that is True for real tokens: of zeros and ones there are two conventions."""
-    if not isinstance(x, Tensor) or x.dtype != torch.bool:
-        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise DtypeError(f"{name} must be boolean, True for real tokens, got {got}; convert with .bool().", field=name)
+    require_dense(x, name)
+    assert isinstance(x, Tensor)  # for mypy
+    if x.dtype != torch.bool:
+        raise DtypeError(
+            f"{name} must be boolean, True for real tokens, got {x.dtype}; convert with .bool().", field=name
+        )
 
 
 def is_finite(x: Tensor) -> bool:
@@ -119,7 +122,7 @@ def require_numbers(x: Tensor, name: str) -> None:
     """Refuse a tensor without numbers: an empty one, or one on the meta device, which knows its shape alone."""
     if x.is_meta:
         raise DeviceError(
-            f"{name} must hold numbers, but the meta device keeps none of them; load them onto a device.",
+            f"{name} must hold numbers, but is on torch's meta device, which holds none; load it first.",
             field=argument(name),
         )
     if not x.numel():

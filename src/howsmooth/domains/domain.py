@@ -55,12 +55,20 @@ def draw_correlated(
 
     Tokens far apart saturate the softmax, and a saturated softmax has no gradient to climb.
     """
-    require_floating(like, "like")
+    require_point(like, "like")
     device = like.device if generator is None else generator.device
     gauss = torch.randn(count, n + 1, like.numel(), dtype=like.dtype, device=device, generator=generator)
     uniform = torch.rand(count, 1, 1, dtype=like.dtype, device=device, generator=generator)
     share = (torch.arange(count, device=device)[:, None, None] + uniform) / count
     return ((1 - share).sqrt() * gauss[:, :1] + share.sqrt() * gauss[:, 1:]).to(like.device)
+
+
+def require_point(x: Tensor, name: str) -> None:
+    """Refuse anything but one point, whatever its numbers."""
+    require_floating(x, name)
+    if x.ndim != 1 or not x.numel():
+        raise ShapeError(f"{name} must be one point, (d,), got {tuple(x.shape)}.", field=name)
+    require_numbers(x, name)
 
 
 def surface(X: Tensor) -> float:
@@ -100,10 +108,7 @@ class Ball(TensorDataclass):
 
     def __post_init__(self) -> None:
         if self.centre is not None:
-            require_floating(self.centre, "centre")
-            if self.centre.ndim != 1 or not self.centre.numel():
-                raise ShapeError(f"centre must be one point, (d,), got {tuple(self.centre.shape)}.", field="centre")
-            require_numbers(self.centre, "centre")
+            require_point(self.centre, "centre")
             require_finite(self.centre, "centre")
         if not (isinstance(self.radius, SupportsFloat) and 0 <= self.radius < math.inf) or (
             self.radius == 0 and self.centre is None
@@ -147,7 +152,7 @@ class Ball(TensorDataclass):
 
         Tokens far apart saturate the softmax, and a saturated softmax has no slope to climb.
         """
-        require_floating(like, "like")
+        require_point(like, "like")
         device = like.device if generator is None else generator.device
         gauss = torch.randn(count, n, like.numel(), dtype=like.dtype, device=device, generator=generator)
         uniform = torch.rand(count, n + 1, 1, dtype=like.dtype, device=device, generator=generator)
@@ -296,7 +301,7 @@ class Neighbourhood:
 
     def draw(self, count: int, n: int, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw on concentric surfaces, from a small one to the whole; the first is the given input itself."""
-        require_floating(like, "like")
+        require_point(like, "like")
         X = self.X.to(like)
         share = torch.arange(count, dtype=like.dtype, device=like.device)[:, None, None] / max(1, count - 1)
         return self.nearest(X + self.eps * share * self.size.draw(X.expand(count, *X.shape), generator))

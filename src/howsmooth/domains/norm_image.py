@@ -10,10 +10,10 @@ from jaxtyping import Float
 from scipy.optimize import brentq, minimize_scalar
 from torch import Tensor
 
-from howsmooth.domains.domain import Ball, draw_correlated, require_gradient, tokens
+from howsmooth.domains.domain import Ball, draw_correlated, require_gradient, require_point, tokens
 from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.tensor_dataclass import TensorDataclass
-from howsmooth.validation import require_finite, require_floating, require_parameter, require_sequences
+from howsmooth.validation import require_finite, require_parameter, require_sequences
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -31,7 +31,7 @@ class Ellipsoid(TensorDataclass):
     centred: bool
 
     def __post_init__(self) -> None:
-        require_floating(self.gain, "gain")
+        require_point(self.gain, "gain")
         require_finite(self.gain, "gain")
         require_parameter(self.centre, (self._d,), self.gain, "centre", "gain")
 
@@ -212,7 +212,7 @@ class LayerNormImage:
 
     def draw(self, count: int, n: int, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw tokens around a common direction of z, from close together to independent and uniform."""
-        require_floating(like, "like")
+        require_point(like, "like")
         image = self.norm.image.to(like.dtype, like.device)
         return self.nearest(image.gain * draw_correlated(count, n, like, generator) + image.centre)
 

@@ -139,6 +139,7 @@ class Residual(ComposedMap):
 
     def value_and_jacobian(self, X: Tensor, *, memory: int = GIBIBYTE) -> "tuple[Tensor, ResidualJacobian]":
         """Differentiate: the identity plus the map's Jacobian."""
+        X = tokens_for(X, self)
         Y, inner = linearised(self.map, X, _each(memory, (self.map,)))
         _require_same_shape(inner.domain, inner.codomain)
         return X + Y, ResidualJacobian(inner)

@@ -64,6 +64,8 @@ class Rotary(TensorDataclass):
         for name, x in (("positions", self.positions), ("frequencies", self.frequencies)):
             if x is not None:
                 require_dense(x, f"rotary {name}")
+                if x.is_complex() or x.dtype == torch.bool:
+                    raise DtypeError(f"rotary {name} must be real numbers, got {x.dtype}.", field=name)
                 if not x.ndim:
                     raise ShapeError(f"rotary {name} must have one entry for each of them, got a number.", field=name)
                 require_finite(x, f"rotary {name}")
@@ -406,7 +408,7 @@ def _check_mask(padding: Tensor | None, mask: Tensor | None) -> None:
         raise DtypeError(
             f"mask must be boolean (True: may see) or floating point (added to scores), got {mask.dtype}.", field="mask"
         )
-    if mask.is_floating_point() and bool((mask.isnan() | (mask == torch.inf)).any()):
+    if mask.is_floating_point() and not mask.is_meta and bool((mask.isnan() | (mask == torch.inf)).any()):
         raise NonFiniteError("an additive mask may hold -inf but neither NaN nor +inf.", field="mask")
 
 

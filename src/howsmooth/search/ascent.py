@@ -26,7 +26,7 @@ from howsmooth.spectral.operators import Differentiable, broadcast, measurable, 
 from howsmooth.spectral.solvers import local_lipschitz
 from howsmooth.theory.around_input.neighbourhood import neighbourhood_upper
 from howsmooth.theory.results import Bound, Witness
-from howsmooth.validation import Seed, full_precision, generator_from
+from howsmooth.validation import Seed, full_precision, generator_from, tokens_for
 
 # So many trials every run gets.
 STEPS = 100
@@ -429,7 +429,7 @@ def worst_nearby(
         seed: Seeds everything random: a whole number, or a torch.Generator to draw from.
         progress: Called with the number of trials taken and the best value so far.
     """
-    generator = generator_from(seed)
+    generator, X = generator_from(seed), tokens_for(X, f)
     domain = Neighbourhood(X, eps, metric=metric)
     there = local_lipschitz(f, X, seed=generator)
     witness = maximise(f, n=len(X), domain=domain, starts=starts, steps=steps, seed=generator, progress=progress)

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.errors import AssumptionError, ShapeError
+from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.validation import (
     Seed,
     full_precision,
@@ -63,6 +63,11 @@ class GaussianMeasure:
         require_finite(self.mean, "mean")
         require_parameter(self.covariance, (self.d, self.d), self.mean, "covariance", "mean")
         require_finite(self.covariance, "covariance")
+        if self.dtype in (torch.float16, torch.bfloat16):
+            raise DtypeError(
+                f"roots of covariances are taken in float32 or float64, got {self.dtype}; convert with .float().",
+                field="covariance",
+            )
         size = float(self.covariance.detach().abs().max())
         if float((self.covariance - self.covariance.mT).detach().abs().max()) > ASYMMETRY * size:
             raise AssumptionError("covariance must be symmetric; use (S + S.mT) / 2.", field="covariance")

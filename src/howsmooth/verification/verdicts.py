@@ -99,6 +99,7 @@ class Verdict:
         return f"Verdict({self.status}: {how[self.status]}, {self.seconds:.1f} s)"
 
 
+@torch.inference_mode(False)  # gradients are needed, whatever the caller has switched off
 def verify(
     network: Map | nn.Module | str | Path,
     property: Property | str | Path,  # noqa: A002
@@ -159,8 +160,7 @@ class _Network:
     def of(cls, network: Map, wanted: Property) -> "_Network":
         if network.dtype != torch.float64:
             raise AssumptionError(f"proofs need float64, got {network.dtype}: use network.to(torch.float64).")
-        with torch.inference_mode(False):
-            network = network.to(torch.float64)
+        network = network.to(torch.float64)  # copies what was made in inference mode
         maps = network.maps if isinstance(network, Chain) else (network,)
         embedding = maps[0]
         if not isinstance(embedding, Affine):
@@ -209,11 +209,10 @@ def _falsify(
         for step in range(ATTACK_STEPS):
             if deadline.passed:
                 return None
-            with torch.inference_mode(False), torch.enable_grad():  # whatever the caller has switched off
-                xi = xi.detach().clone().requires_grad_()
-                y = network.outputs(centre + half * xi)
-                inside = torch.stack([(A @ y[k] - b).min() for k, (A, b) in enumerate(wanted.unsafe)])
-                (gradient,) = torch.autograd.grad(inside.sum(), xi)
+            xi = xi.detach().requires_grad_()
+            y = network.outputs(centre + half * xi)
+            inside = torch.stack([(A @ y[k] - b).min() for k, (A, b) in enumerate(wanted.unsafe)])
+            (gradient,) = torch.autograd.grad(inside.sum(), xi)
             for k in (inside >= 0).nonzero().squeeze(-1).tolist():
                 x = (centre + half * xi[k].detach()).clamp(lower, upper)
                 found = _replayed(x, network, wanted, run)

@@ -43,7 +43,6 @@ class Rescaled:
         require_attention(attention)
         require_numbers(attention.query, "attention")
         require_tokens(X, attention.query)
-        require_numbers(X, "X")
         wide, X = attention.to(torch.float64, "cpu"), on_cpu(X)
         # Tokens, values and outputs each have their own unit; queries and keys take up that of the tokens.
         t, v = _power(X), _power(wide.value)

@@ -13,7 +13,7 @@ from howsmooth.maps.mechanisms.counting import EntmaxAttention, SigmoidAttention
 from howsmooth.maps.mechanisms.linear import LinearAttention
 from howsmooth.maps.mechanisms.sinkhorn import SinkhornAttention
 from howsmooth.rounding import FORMULA_UNITS
-from howsmooth.theory.assumptions import require_plain
+from howsmooth.theory.assumptions import require_one_sequence, require_plain
 from howsmooth.theory.heads import log, on_cpu
 from howsmooth.theory.mechanisms.mechanism_head import (
     MechanismAtInput,
@@ -114,6 +114,7 @@ def ramapuram_upper(f: Any, X: Float[Tensor, "n d"]) -> Bound:
     require_plain(f, "ramapuram_upper")
     X = tokens_for(X, f)
     require_tokens(X, f.query)
+    require_one_sequence(X)
     x = on_cpu(X)
 
     def head(part: MechanismHead) -> float:

@@ -177,6 +177,8 @@ class TiedProblem:
         steep = max(q @ gram_q, 1e-300)
         overlap = cross @ q / wide
         scaled = values * overlap
+        if not np.isfinite(scaled @ scaled):
+            return math.inf, np.full_like(x, math.nan)
         eigenvalues, vectors = np.linalg.eigh(np.diag(values**2) - np.outer(scaled, scaled))
         stretch, top = max(eigenvalues[-1], 1e-300), vectors[:, -1]
         delta = wide * cosine - r * (q @ Ke)
