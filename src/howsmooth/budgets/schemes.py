@@ -72,7 +72,7 @@ class Scheme:
                 f"the scheme {self.name!r} must keep the shape {tuple(W.shape)} of {name!r}, got {tuple(found.shape)}.",
                 field="schemes",
             )
-        if not math.isfinite(float(found.sum())):  # a sum is read once, and as NaN as its terms
+        if not math.isfinite(float(found.detach().sum())):  # a sum is read once, and as NaN as its terms
             raise AssumptionError(
                 f"the scheme {self.name!r} makes NaN or infinity of {name!r}; its range is too small.", field="schemes"
             )

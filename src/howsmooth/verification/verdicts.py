@@ -346,4 +346,4 @@ class _Margins:
         """Say what takes how much off the margin of one row."""
         parts = {"inputs": self.pixels.abs().sum(1), "relu": self.units.abs().sum(1)}
         parts |= {"second order": self.second_order, "remainder": self.remainder}
-        return {"centre": float(self.centre[row])} | {name: float(x[row]) for name, x in parts.items()}
+        return {name: float(x[row].detach()) for name, x in ({"centre": self.centre} | parts).items()}

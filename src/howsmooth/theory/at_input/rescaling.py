@@ -66,5 +66,5 @@ class Rescaled:
 
 def _power(x: Tensor) -> float:
     """Return the largest power of two that is no more than the largest entry; one for zeros."""
-    size = float(x.abs().max())
+    size = float(x.detach().abs().max())
     return 1.0 if size == 0 else 2.0 ** max(math.frexp(size)[1] - 1, -1000)
