@@ -5,8 +5,10 @@ perturbation within a radius. A Euclidean metric is :math:`|LE|` for a linear is
 solver serves it; the others are compared with the Euclidean norm by two constants.
 """
 
+import functools
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -14,12 +16,30 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.errors import AssumptionError, DtypeError, nearest
+from howsmooth.errors import AssumptionError, DtypeError, ShapeError, nearest
+from howsmooth.validation import require_floating, require_numbers, require_sequences
 
 # A share of the mean variance that is added to every direction of a covariance, so that it has an inverse.
 RIDGE = 1e-3
 # Where a projection has no derivative in closed form, it is looked at as far away as this share of the radius.
 NEARBY = 1e-3
+# The methods whose first argument is a perturbation, a change, a gradient, or the tokens.
+ISOMETRIES = {"standard", "standard_transpose", "original", "original_transpose"}
+OF_PERTURBATIONS = {"size", "dual_size", "steepest", "support", "nearest", "along", "at"} | ISOMETRIES
+
+
+def _of_tokens(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def checked(self: Any, E: Any, *others: Any, **named: Any) -> Any:
+        for x in (E, *others[: len(others) - 1]):  # behind a gradient comes the radius
+            require_floating(x, "a perturbation")
+            plain = method.__name__ in ISOMETRIES and self.factor is None and self.scale is None
+            if x.ndim < 2 and not plain:  # the identity takes the outputs of maps that have no tokens
+                raise ShapeError(f"a perturbation must have the shape (*batch, n, d), got {tuple(x.shape)}.")
+            require_numbers(x, "a perturbation")
+        return method(self, E, *others, **named)
+
+    return checked
 
 
 class Metric(ABC):
@@ -35,6 +55,12 @@ class Metric(ABC):
     # whether the unit ball, or that of the dual norm, is the hull of the vectors with one coordinate ±1
     ball_of_basis = False
     dual_ball_of_basis = False
+
+    def __init_subclass__(cls, **named: Any) -> None:
+        """Let every method of a metric refuse what holds no perturbations; what is no number has no size either."""
+        super().__init_subclass__(**named)
+        for name in OF_PERTURBATIONS & vars(cls).keys():
+            setattr(cls, name, _of_tokens(vars(cls)[name]))
 
     @abstractmethod
     def size(self, E: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch"]:
@@ -60,20 +86,25 @@ class Metric(ABC):
     def euclidean_ratios(self, shape: tuple[int, int]) -> tuple[float, float]:
         r"""Return the smallest a and b with :math:`\|E\|_F\le a\,\|E\|` and :math:`\|E\|\le b\,\|E\|_F`."""
 
+    @_of_tokens
     def along(
         self, E: Float[Tensor, "*batch n d"], G: Float[Tensor, "*batch n d"], eps: float
     ) -> Float[Tensor, "*batch n d"]:
         """Return the part of a gradient that leads along the ball of radius ``eps`` at ``E``, or into it."""
-        largest = G.abs().amax((-2, -1), keepdim=True)
+        # in float64: a step so small is lost in half precision
+        wide, slope = E.double(), G.double()
+        largest = slope.abs().amax((-2, -1), keepdim=True)
         step = NEARBY * eps / torch.where(largest > 0, largest, 1.0)
-        return (self.nearest(E + step * G, eps) - E) / step
+        return ((self.nearest(wide + step * slope, eps) - wide) / step).to(G.dtype)
 
+    @_of_tokens
     def at(self, X: Float[Tensor, "*batch n d"]) -> "Metric":
         """Return the metric at given tokens; only relative ones depend on them."""
         return self
 
     def draw(self, like: Float[Tensor, "*batch n d"], generator: torch.Generator | None) -> Float[Tensor, "*batch n d"]:
         """Draw a random perturbation of size one."""
+        require_floating(like, "like")
         device = like.device if generator is None else generator.device
         noise = torch.randn(like.shape, dtype=like.dtype, device=device, generator=generator).to(like.device)
         return noise / self.size(noise)[..., None, None].to(like.dtype)
@@ -368,8 +399,10 @@ def weighted(M: Float[Tensor, "d d"], *, name: str = "weighted") -> Euclidean:
     Raises:
         AssumptionError: If the matrix is not symmetric positive definite.
     """
-    if not (isinstance(M, Tensor) and M.ndim == 2 and M.shape[0] == M.shape[1] and M.is_floating_point()):
-        raise AssumptionError("M must be a square matrix of real numbers, one row for each coordinate.", field="M")
+    require_floating(M, "M")
+    if M.ndim != 2 or M.shape[0] != M.shape[1]:
+        raise ShapeError(f"M must be a square matrix, one row for each coordinate, got {tuple(M.shape)}.", field="M")
+    require_numbers(M, "M")
     M = M.detach().double()
     factor, failed = torch.linalg.cholesky_ex(M)
     if bool(failed) or not torch.allclose(M, M.mT) or not bool(factor.isfinite().all()):
@@ -389,6 +422,7 @@ def covariance(X: Float[Tensor, "*batch n d"], *, ridge: float = RIDGE) -> Eucli
         X: Real activations, whose covariance over all tokens is :math:`\Sigma`.
         ridge: r, as a share of the mean variance.
     """
+    require_sequences(X)
     rows = X.detach().double().flatten(0, -2)
     centred = rows - rows.mean(0)
     Sigma = centred.mT @ centred / max(len(rows) - 1, 1)

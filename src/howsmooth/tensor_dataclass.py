@@ -29,6 +29,8 @@ class TensorDataclass:
 
 def _moved(part: Any, dtype: torch.dtype | None, device: torch.device | str | None) -> Any:
     if isinstance(part, Tensor):
+        if part.is_inference() and not torch.is_inference_mode_enabled():
+            part = part.clone()  # autograd does not record what was made in inference mode
         return part.to(device=device, dtype=dtype if part.is_floating_point() else None)
     if isinstance(part, TensorDataclass):
         return part.to(dtype, device)

@@ -1,5 +1,7 @@
 """What howsmooth accepts as tokens and as weights; every refusal says what to do."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -25,18 +27,40 @@ def generator_from(seed: Seed | None) -> torch.Generator:
     return torch.Generator().manual_seed(number)
 
 
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Compute in the numbers that are given: autocast would round some products of a result, and not others."""
+    with ExitStack() as stack:
+        for device in ("cpu", "cuda", "mps", "xpu"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
 def argument(name: str) -> str | None:
     """Return the argument that a message calls ``name``; none for what is no argument, such as an output."""
     return "X" if name == "tokens" else name if name.isidentifier() else None
 
 
-def require_floating(x: object, name: str) -> None:
-    """Refuse anything but a tensor of real floating-point numbers."""
+def require_dense(x: object, name: str) -> None:
+    """Refuse anything but an ordinary tensor."""
     if not isinstance(x, Tensor):
         raise DtypeError(
             f"{name} must be a torch.Tensor, got {type(x).__name__}; convert with torch.as_tensor.",
             field=argument(name),
         )
+    if x.layout != torch.strided or x.is_nested:
+        raise DtypeError(
+            f"{name} must be dense, got a {'nested' if x.is_nested else str(x.layout).removeprefix('torch.')} tensor; "
+            f"convert with {'.to_padded_tensor(0.0)' if x.is_nested else '.to_dense()'}.",
+            field=argument(name),
+        )
+
+
+def require_floating(x: object, name: str) -> None:
+    """Refuse anything but an ordinary tensor of real floating-point numbers."""
+    require_dense(x, name)
+    assert isinstance(x, Tensor)  # for mypy
     if not x.is_floating_point():
         ids = ", or turn token ids into tokens with hs.load(model).activations(ids).at(layer=0)"
         raise DtypeError(
@@ -50,18 +74,39 @@ def tokens_for(X: Any, f: Any) -> Any:
     """Return arrays and lists as tensors, in the numbers and on the device of a map; tensors and measures as is."""
     if isinstance(X, Tensor) or not isinstance(X, np.ndarray | list | tuple):
         return X
-    try:
-        found = torch.as_tensor(np.asarray(X))
-    except (TypeError, ValueError) as error:
-        raise DtypeError(
-            f"tokens must be a tensor, an array or rows of numbers of one length, got a {type(X).__name__}.", field="X"
-        ) from error
+    found = tensor_of(X, "tokens")
     if not found.is_floating_point():
         return found
     weight = next(f.parameters(), None) if isinstance(f, nn.Module) else getattr(f, "query", None)
     own = getattr(f, "dtype", None) if weight is None else weight.dtype
     dtype = own if isinstance(own, torch.dtype) else torch.get_default_dtype() if isinstance(X, list | tuple) else None
     return found.to(device=None if weight is None else weight.device, dtype=dtype)
+
+
+def tensor_of(x: Any, name: str) -> Tensor:
+    """Return an array, or rows of numbers, as a tensor with memory of its own; a tensor as is."""
+    if isinstance(x, Tensor):
+        return x
+    try:
+        array = np.asarray(x)
+        # a copy in order: torch takes no array that runs backwards, in the other order of bytes, or not to be written
+        return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DtypeError(
+            f"{name} must be a tensor, an array or rows of numbers of one length, got a {type(x).__name__}; tokenizers "
+            "make rows of one length with return_tensors='pt', padding=True.",
+            field=argument(name),
+        ) from error
+
+
+def require_boolean(x: object, name: str) -> None:
+    """Refuse any mask but one that is True for real tokens: of zeros and ones there are two conventions."""
+    require_dense(x, name)
+    assert isinstance(x, Tensor)  # for mypy
+    if x.dtype != torch.bool:
+        raise DtypeError(
+            f"{name} must be boolean, True for real tokens, got {x.dtype}; convert with .bool().", field=name
+        )
 
 
 def is_finite(x: Tensor) -> bool:
@@ -71,6 +116,17 @@ def is_finite(x: Tensor) -> bool:
     whose sum leaves the range of floats are looked at one by one.
     """
     return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
+
+
+def require_numbers(x: Tensor, name: str) -> None:
+    """Refuse a tensor without numbers: an empty one, or one on the meta device, which knows its shape alone."""
+    if x.is_meta:
+        raise DeviceError(
+            f"{name} must hold numbers, but is on torch's meta device, which holds none; load it first.",
+            field=argument(name),
+        )
+    if not x.numel():
+        raise ShapeError(f"{name} must not be empty, got the shape {tuple(x.shape)}.", field=argument(name))
 
 
 def require_finite(x: Tensor, name: str) -> None:
@@ -104,6 +160,7 @@ def require_sequences(X: object) -> None:
     assert isinstance(X, Tensor)  # for mypy
     if X.ndim < 2 or not X.numel():
         raise ShapeError(f"tokens must have the shape (*batch, n, d) with n >= 1, got {tuple(X.shape)}.", field="X")
+    require_numbers(X, "tokens")
     require_finite(X.detach(), "tokens")
 
 
@@ -114,11 +171,13 @@ def require_tokens(X: Tensor, weights: Tensor) -> None:
     if X.ndim < 2 or X.numel() == 0 or X.shape[-1] != d:
         raise ShapeError(f"tokens must have the shape (*batch, n, {d}) with n >= 1, got {tuple(X.shape)}.", field="X")
     require_agreement(X, weights, "tokens", "weights")
+    require_numbers(X, "tokens")
     require_finite(X, "tokens")
 
 
 def require_like(x: Tensor, like: Any, shape: tuple[int, ...], name: str) -> None:
     """Refuse a vector that an operator cannot be applied to; ``like`` has its dtype and device."""
+    require_floating(x, name)
     require_shape(x, shape, name)
     require_agreement(x, like, name, "the operator")
 

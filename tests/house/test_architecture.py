@@ -52,7 +52,7 @@ ALLOWED = {
     "validation": {"errors", "torch_internals"},
     "files": {"errors", "wording"},
     "linear_operators": {"validation"},
-    "metrics": {"errors"},
+    "metrics": {"errors", "validation"},
     "markup": {"errors", "wording"},
     "token_ring": {"errors"},
     "ring_attention": {"errors", "token_ring", "torch_internals"},

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import AssumptionError, FileError, ShapeError, nearest
+from howsmooth.validation import require_dense, require_finite, require_floating, require_numbers
 
 # Rounds a tensor along its last axis; the name of the parameter is given too, for schemes that look it up.
 Rounding = Callable[[Tensor, str], Tensor]
@@ -62,13 +63,16 @@ class Scheme:
         Raises:
             AssumptionError: If the scheme returns another shape, or NaN, or infinity.
         """
+        require_floating(W, "W")
+        _require_matrix(W)
+        require_finite(W, "W")
         found = self.rounded(W, name)
         if found.shape != W.shape:
             raise AssumptionError(
                 f"the scheme {self.name!r} must keep the shape {tuple(W.shape)} of {name!r}, got {tuple(found.shape)}.",
                 field="schemes",
             )
-        if not math.isfinite(float(found.sum())):  # a sum is read once, and as NaN as its terms
+        if not math.isfinite(float(found.detach().sum())):  # a sum is read once, and as NaN as its terms
             raise AssumptionError(
                 f"the scheme {self.name!r} makes NaN or infinity of {name!r}; its range is too small.", field="schemes"
             )
@@ -76,9 +80,17 @@ class Scheme:
 
     def bits(self, W: Tensor) -> float:
         """Return the bits of each number of a matrix, scales included."""
+        require_dense(W, "W")
+        _require_matrix(W)
         columns = W.shape[-1]
         scales = 1 / W.numel() if self.group == 0 else math.ceil(columns / (self.group or columns)) / columns
         return self.number_bits + self.scale_bits * scales
+
+
+def _require_matrix(W: Tensor) -> None:
+    require_numbers(W, "W")
+    if not W.ndim:
+        raise ShapeError("W must have an axis of numbers that are rounded together, got a number.", field="W")
 
 
 class SchemeWords(NamedTuple):
@@ -228,7 +240,7 @@ def nf4(groups: Tensor) -> Tensor:
     """Scale the largest number of a group to one, and take the nearest level."""
     levels = nf4_levels().to(groups)
     scale = _positive(groups.abs().amax(-1, keepdim=True))
-    places = torch.bucketize(groups / scale, (levels[1:] + levels[:-1]) / 2)
+    places = torch.bucketize((groups / scale).contiguous(), (levels[1:] + levels[:-1]) / 2)
     return levels[places].mul_(scale)
 
 

@@ -36,7 +36,7 @@ from howsmooth.models.inputs.model_inputs import read_sentence
 from howsmooth.models.load import load
 from howsmooth.models.module_comparison import rounding
 from howsmooth.models.transformer import Transformer
-from howsmooth.validation import Seed, generator_from
+from howsmooth.validation import Seed, generator_from, tensor_of
 from howsmooth.wording import at_least, at_most
 
 # At most this many samples are run at once.
@@ -282,7 +282,7 @@ def certify(
     began, labels = time.perf_counter(), tuple[str, ...]()
     if isinstance(tokens, list | tuple) and any(isinstance(each, str) for each in tokens):
         raise DtypeError("hs.certify takes one sentence; hs.certified_accuracy takes many.", field="tokens")
-    tokens = tokens if isinstance(tokens, str | Tensor) else torch.as_tensor(np.asarray(tokens))
+    tokens = tokens if isinstance(tokens, str) else tensor_of(tokens, "tokens")
     groups = None if word is None or isinstance(word, str) else [_places(word)]
     module: ModuleClassifier | None = None
     if isinstance(classifier, Map) and not isinstance(classifier, nn.Module | Transformer):

@@ -145,8 +145,9 @@ def descent_direction(
     Z[each, tokens] += E
     logits, jacobian = f.value_and_jacobian(Z) if isinstance(f, ModuleClassifier) else linearised(f, Z, MEMORY)
     margins, rival = (logits[:, 0] @ functionals.mT).min(-1)
-    # A gradient that is not finite gives no direction.
-    return margins, jacobian.vjp(functionals[rival][:, None])[each, tokens].nan_to_num(0.0, 0.0, 0.0)
+    gradient = jacobian.vjp(functionals[rival][:, None])[each, tokens]
+    # A gradient that is not finite gives no direction; weights that are trained leave no graph.
+    return margins.detach(), gradient.detach().nan_to_num(0.0, 0.0, 0.0)
 
 
 def unit_directions(G: Float[Tensor, "starts k d"]) -> Float[Tensor, "starts k d"]:

@@ -16,7 +16,7 @@ from howsmooth.certificates.radius_search import Rivals, best_proof
 from howsmooth.certificates.remainder_table import RemainderTable, Slack
 from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.maps.protocols import Map
-from howsmooth.validation import Seed, generator_from
+from howsmooth.validation import Seed, generator_from, require_sequences, tokens_for
 from howsmooth.wording import at_least, at_most
 
 # Flips are searched for up to this multiple of the length of an embedding: beyond it the perturbation is all there is.
@@ -75,6 +75,8 @@ class SentenceCertifier:
             AssumptionError: If the classifier has one class only, or predicts another class than the label.
             ShapeError: If there is not one sentence.
         """
+        X = tokens_for(X, classifier)
+        require_sequences(X)
         if X.ndim != 2:
             raise ShapeError(f"a certificate is about one sentence (n, d), got {tuple(X.shape)}.", field="X")
         self.classifier = pick_early(classifier.to(torch.float64, "cpu"))

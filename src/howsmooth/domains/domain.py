@@ -13,7 +13,7 @@ from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.metrics import Metric, as_metrics, total
 from howsmooth.rounding import DOMAIN_UNITS
 from howsmooth.tensor_dataclass import TensorDataclass
-from howsmooth.validation import require_finite, require_floating
+from howsmooth.validation import require_finite, require_floating, require_like, require_numbers, require_sequences
 
 # Tokens nearer to the surface of a ball than this share of its radius lie on it.
 SURFACE = 1e-5
@@ -55,11 +55,31 @@ def draw_correlated(
 
     Tokens far apart saturate the softmax, and a saturated softmax has no gradient to climb.
     """
+    require_point(like, "like")
     device = like.device if generator is None else generator.device
     gauss = torch.randn(count, n + 1, like.numel(), dtype=like.dtype, device=device, generator=generator)
     uniform = torch.rand(count, 1, 1, dtype=like.dtype, device=device, generator=generator)
     share = (torch.arange(count, device=device)[:, None, None] + uniform) / count
     return ((1 - share).sqrt() * gauss[:, :1] + share.sqrt() * gauss[:, 1:]).to(like.device)
+
+
+def require_point(x: Tensor, name: str) -> None:
+    """Refuse anything but one point, whatever its numbers."""
+    require_floating(x, name)
+    if x.ndim != 1 or not x.numel():
+        raise ShapeError(f"{name} must be one point, (d,), got {tuple(x.shape)}.", field=name)
+    require_numbers(x, name)
+
+
+def surface(X: Tensor) -> float:
+    """Return the share of a radius below which tokens lie on the surface: where rounding brings them, at least."""
+    return max(SURFACE, 2 * DOMAIN_UNITS * torch.finfo(X.dtype).eps)
+
+
+def require_gradient(X: Tensor, G: Tensor) -> None:
+    """Refuse inputs that are none, and a gradient of another shape; one that leaves the range of numbers passes."""
+    require_sequences(X)
+    require_like(G, X, tuple(X.shape), "G")
 
 
 def tokens(n: int) -> str:
@@ -88,9 +108,7 @@ class Ball(TensorDataclass):
 
     def __post_init__(self) -> None:
         if self.centre is not None:
-            require_floating(self.centre, "centre")
-            if self.centre.ndim != 1 or not self.centre.numel():
-                raise ShapeError(f"centre must be one point, (d,), got {tuple(self.centre.shape)}.", field="centre")
+            require_point(self.centre, "centre")
             require_finite(self.centre, "centre")
         if not (isinstance(self.radius, SupportsFloat) and 0 <= self.radius < math.inf) or (
             self.radius == 0 and self.centre is None
@@ -111,6 +129,7 @@ class Ball(TensorDataclass):
 
     def nearest(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
         """Project every token onto the ball; what lies inside does not move."""
+        require_sequences(X)
         offset = self._offset(X)
         norm = torch.linalg.vector_norm(offset, dim=-1, keepdim=True)
         reach = self.radius * (1 - DOMAIN_UNITS * torch.finfo(X.dtype).eps)
@@ -120,11 +139,12 @@ class Ball(TensorDataclass):
 
     def direction(self, X: Float[Tensor, "*batch n d"], G: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
         """Return the direction of steepest ascent in the ball: tokens on its surface do not move outwards."""
+        require_gradient(X, G)
         offset = self._offset(X)
         norm = torch.linalg.vector_norm(offset, dim=-1, keepdim=True)
         normal = offset / norm.clamp_min(torch.finfo(X.dtype).tiny)
         outwards = (normal * G).sum(-1, keepdim=True)
-        leaving = (norm >= self.radius * (1 - SURFACE)) & (outwards > 0)
+        leaving = (norm >= self.radius * (1 - surface(X))) & (outwards > 0)
         return torch.where(leaving, G - normal * outwards, G)
 
     def draw(self, count: int, n: int, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -132,6 +152,7 @@ class Ball(TensorDataclass):
 
         Tokens far apart saturate the softmax, and a saturated softmax has no slope to climb.
         """
+        require_point(like, "like")
         device = like.device if generator is None else generator.device
         gauss = torch.randn(count, n, like.numel(), dtype=like.dtype, device=device, generator=generator)
         uniform = torch.rand(count, n + 1, 1, dtype=like.dtype, device=device, generator=generator)
@@ -186,12 +207,14 @@ class Sphere:
 
     def nearest(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
         """Scale every token to the radius; the origin, which has no direction, goes along the first axis."""
+        require_sequences(X)
         pole = torch.eye(1, X.shape[-1], dtype=X.dtype, device=X.device)
         zero = (X == 0).all(-1, keepdim=True)
         return self.radius * torch.nn.functional.normalize(torch.where(zero, pole, X), dim=-1, eps=0.0)
 
     def direction(self, X: Float[Tensor, "*batch n d"], G: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
         """Drop the radial part of the gradient."""
+        require_gradient(X, G)
         normal = X / self.radius
         return G - normal * (normal * G).sum(-1, keepdim=True)
 
@@ -228,6 +251,7 @@ class Neighbourhood:
         require_floating(self.X, "X")
         if self.X.ndim != 2 or not self.X.numel():
             raise ShapeError(f"X must be one input, (n, d), got {tuple(self.X.shape)}.", field="X")
+        require_numbers(self.X, "X")
         require_finite(self.X, "X")
         if not (isinstance(self.eps, SupportsFloat) and 0 < self.eps < math.inf):
             raise AssumptionError(f"eps must be positive and finite, got {self.eps!r}.", field="eps")
@@ -255,6 +279,7 @@ class Neighbourhood:
 
         The distance is taken in float64: near a large token, float32 has few numbers within a small ``eps``.
         """
+        require_sequences(Z)
         X = self.X.to(Z.device, torch.float64)
         within = self.eps * (1 - DOMAIN_UNITS * torch.finfo(Z.dtype).eps)
         offset = Z.double() - X
@@ -271,10 +296,12 @@ class Neighbourhood:
 
     def direction(self, Z: Float[Tensor, "*batch n d"], G: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
         """Return the direction of steepest ascent in the neighbourhood: on its surface nothing moves outwards."""
-        return self.size.along(Z - self.X.to(Z), G, self.eps * (1 - SURFACE))
+        require_gradient(Z, G)
+        return self.size.along(Z - self.X.to(Z), G, self.eps * (1 - surface(Z)))
 
     def draw(self, count: int, n: int, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw on concentric surfaces, from a small one to the whole; the first is the given input itself."""
+        require_point(like, "like")
         X = self.X.to(like)
         share = torch.arange(count, dtype=like.dtype, device=like.device)[:, None, None] / max(1, count - 1)
         return self.nearest(X + self.eps * share * self.size.draw(X.expand(count, *X.shape), generator))

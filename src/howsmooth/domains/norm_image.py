@@ -10,9 +10,10 @@ from jaxtyping import Float
 from scipy.optimize import brentq, minimize_scalar
 from torch import Tensor
 
-from howsmooth.domains.domain import Ball, draw_correlated, tokens
+from howsmooth.domains.domain import Ball, draw_correlated, require_gradient, require_point, tokens
 from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.tensor_dataclass import TensorDataclass
+from howsmooth.validation import require_finite, require_parameter, require_sequences
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -28,6 +29,11 @@ class Ellipsoid(TensorDataclass):
     gain: Float[Tensor, " d"]
     centre: Float[Tensor, " d"]
     centred: bool
+
+    def __post_init__(self) -> None:
+        require_point(self.gain, "gain")
+        require_finite(self.gain, "gain")
+        require_parameter(self.centre, (self._d,), self.gain, "centre", "gain")
 
     @property
     def ball(self) -> Ball:
@@ -78,7 +84,8 @@ class Ellipsoid(TensorDataclass):
         return self.gain.numel()
 
     def _arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.gain.detach().double().cpu().numpy(), self.centre.detach().double().cpu().numpy()
+        alpha, beta = (x.double().numpy(force=True) for x in (self.gain, self.centre))
+        return alpha, beta
 
     def _top(self) -> float:
         r"""Return :math:`\lambda_1`, the largest eigenvalue of :math:`\Pi\,\alpha^2\,\Pi`.
@@ -186,6 +193,7 @@ class LayerNormImage:
 
     def nearest(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
         """Normalise every token once more."""
+        require_sequences(X)
         image = self.norm.image.to(X.dtype, X.device)
         return image.gain * _normalised(image, X) + image.centre
 
@@ -195,6 +203,7 @@ class LayerNormImage:
         At normalised z, J is the gain times a projection: along z, and for LayerNorm along 1, nothing moves. The
         projection taken twice is itself, so it is applied once.
         """
+        require_gradient(X, G)
         image = self.norm.image.to(X.dtype, X.device)
         z, pulled = _normalised(image, X), image.gain * G
         if image.centred:
@@ -203,6 +212,7 @@ class LayerNormImage:
 
     def draw(self, count: int, n: int, like: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw tokens around a common direction of z, from close together to independent and uniform."""
+        require_point(like, "like")
         image = self.norm.image.to(like.dtype, like.device)
         return self.nearest(image.gain * draw_correlated(count, n, like, generator) + image.centre)
 

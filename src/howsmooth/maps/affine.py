@@ -11,7 +11,15 @@ from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.linear_operators import SeparableOperator, on_tokens
 from howsmooth.maps.norms import RMSNorm
 from howsmooth.tensor_dataclass import TensorDataclass
-from howsmooth.validation import require_agreement, require_finite, require_floating, require_parameter
+from howsmooth.validation import (
+    require_agreement,
+    require_boolean,
+    require_finite,
+    require_floating,
+    require_numbers,
+    require_parameter,
+    require_tokens,
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -54,10 +62,12 @@ class Affine(TensorDataclass):
         return AffineJacobian(weight=self.weight, **on_tokens(X) | {"codomain": tuple(self.weight.shape[:2])})
 
     def _check(self, X: Tensor) -> None:
+        require_tokens(X, self.weight)
         if X.shape[-2:] != self.weight.shape[2:]:
             raise ShapeError(
                 f"this map takes {self.weight.shape[2]} tokens of dimension {self.weight.shape[3]}, "
-                f"got {tuple(X.shape[-2:])}."
+                f"got {tuple(X.shape[-2:])}.",
+                field="X",
             )
 
     def __repr__(self) -> str:
@@ -132,6 +142,8 @@ class Pooling(TensorDataclass):
 
     @classmethod
     def _spread(cls, kept: Bool[Tensor, "*batch n"], like: Tensor | None) -> "Pooling":
+        if like is not None:
+            require_floating(like, "like")
         if not bool(kept.any(-1).all()):
             raise AssumptionError("every sequence needs at least one real token, got one without.", field="real")
         weights = kept.to(torch.get_default_dtype()) if like is None else kept.to(like)
@@ -158,6 +170,7 @@ class Pooling(TensorDataclass):
                 field="X",
             )
         require_agreement(X, self.weights, "tokens", "weights")
+        require_numbers(X, "tokens")
         require_finite(X, "tokens")
 
 
@@ -186,6 +199,8 @@ def _real(n: int | None, real: Tensor | None) -> Tensor:
     if (n is None) == (real is None):
         raise AssumptionError("give either n or real, not both.", field="n")
     if real is not None:
+        require_boolean(real, "real")
+        require_numbers(real, "real")
         return real
     if n is None or n < 1:
         raise ShapeError(f"n must be at least 1, got {n}.", field="n")

@@ -20,7 +20,15 @@ from howsmooth.maps.positions import Distances, Positions
 from howsmooth.maps.projections import NO_TRANSFORMS, Projections, Transforms
 from howsmooth.maps.weighting import Softmax, Weighting
 from howsmooth.token_ring import TokenRing
-from howsmooth.validation import Seed, generator_from, require_finite, require_floating, require_parameter, tokens_for
+from howsmooth.validation import (
+    Seed,
+    generator_from,
+    require_finite,
+    require_floating,
+    require_parameter,
+    require_tokens,
+    tokens_for,
+)
 
 S = TypeVar("S", bound="Attention")
 
@@ -303,6 +311,8 @@ class Attention(ScoreAttention):
             X: The tokens; they need not be a sequence.
             places: The position of each token for rotary embeddings; 0, 1, 2, … by default.
         """
+        X = tokens_for(X, self)
+        require_tokens(X, self.query)
         rotary = self.positions.rotary
         if rotary is not None and places is not None:
             rotary = dataclasses.replace(rotary, positions=places)

@@ -15,6 +15,7 @@ from howsmooth.maps.gaussian_attention import Gaussian, GaussianAttention
 from howsmooth.maps.heads import GIBIBYTE, MultiHead, require_memory
 from howsmooth.maps.protocols import Jacobian, Linearisable, Map
 from howsmooth.token_ring import TokenRing
+from howsmooth.validation import tokens_for
 
 C = TypeVar("C", bound="ComposedMap")
 
@@ -41,14 +42,14 @@ class ComposedMap(ABC):
 
     def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*more m out"]:
         """Apply the map to every sequence of the batch."""
-        return self.evaluate(X, lambda f, Y: f(Y))
+        return self.evaluate(tokens_for(X, self), lambda f, Y: f(Y))
 
     def jacobian(self, X: Float[Tensor, "*batch n d"], *, memory: int = GIBIBYTE) -> Jacobian:
         """Differentiate at ``X``.
 
         The attention weights of all maps together may take ``memory`` bytes, as in :meth:`Attention.jacobian`.
         """
-        _value, jacobian = self.value_and_jacobian(X, memory=memory)
+        _value, jacobian = self.value_and_jacobian(tokens_for(X, self), memory=memory)
         return jacobian
 
     def sharded(self, ring: TokenRing) -> Any:
@@ -138,6 +139,7 @@ class Residual(ComposedMap):
 
     def value_and_jacobian(self, X: Tensor, *, memory: int = GIBIBYTE) -> "tuple[Tensor, ResidualJacobian]":
         """Differentiate: the identity plus the map's Jacobian."""
+        X = tokens_for(X, self)
         Y, inner = linearised(self.map, X, _each(memory, (self.map,)))
         _require_same_shape(inner.domain, inner.codomain)
         return X + Y, ResidualJacobian(inner)

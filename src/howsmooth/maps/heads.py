@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.errors import AssumptionError, ShapeError
+from howsmooth.errors import AssumptionError, DeviceError, ShapeError
 from howsmooth.maps.heads_derivative import HeadsJacobian, QuerySide, project_heads
 from howsmooth.maps.mean_field_maps import Atoms, WeightedJacobian, visible
 from howsmooth.maps.norms import HeadNorm, JointNorm, acting_norm, check_head_norm, normalise
@@ -181,6 +181,7 @@ class MultiHead(TensorDataclass, ABC):
 
     def query_side(self, X: Float[Tensor, "n d"]) -> QuerySide:
         r"""Differentiate each token's output with respect to its own query: :math:`\sum_hW_hV_hC^h_iA_h` for all i."""
+        X = tokens_for(X, self)
         if X.ndim != 2 or self.query.ndim > 3:
             raise ShapeError(f"query_side takes one sequence (n, d) and one map, got {tuple(X.shape)}.", field="X")
         if self.positions.distances is not None:
@@ -351,6 +352,8 @@ def _check_projections(f: MultiHead) -> None:
         require_floating(x, name)
         if x.ndim < 3:
             raise ShapeError(f"{name} must have a head axis, (heads, rows, columns), got {tuple(x.shape)}.", field=name)
+        if not x.numel() and not x.is_meta:
+            raise ShapeError(f"{name} must not be empty, got {tuple(x.shape)}.", field=name)
         require_agreement(x, f.query, name, "query")
         require_finite(x, name)
     w, (heads, k, d), groups = f.query.shape[:-3], f.query.shape[-3:], f.key.shape[-3]
@@ -376,6 +379,12 @@ def _check_positions(f: MultiHead) -> None:
     for norm, name, count in ((f.query_norm, "query_norm", f.layout.heads), (f.key_norm, "key_norm", f.layout.groups)):
         if norm is not None:
             check_head_norm(norm, f.query, count, name)
+    for name, x in f.positions.everywhere.items():
+        # a mask on the meta device hides nothing, and torch does not say so
+        if x.device != f.query.device:
+            raise DeviceError(
+                f"{name} and query must be on one device, got {x.device} and {f.query.device}.", field=name
+            )
     if f.positions.rotary is not None:
         f.positions.rotary.check_width(f.layout.k)
     if f.positions.distances is not None:

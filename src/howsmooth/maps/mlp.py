@@ -19,6 +19,7 @@ from howsmooth.validation import (
     require_agreement,
     require_finite,
     require_floating,
+    require_like,
     require_parameter,
     require_shape,
     require_tokens,
@@ -98,10 +99,12 @@ class Dense(TensorDataclass):
 
     def jvp(self, E: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch out"]:
         """Multiply vectors by the matrix."""
+        require_like(E, self, (*self.batch, *self.domain), "the vector")
         return (self.weight @ E.unsqueeze(-1)).squeeze(-1)
 
     def vjp(self, G: Float[Tensor, "*batch out"]) -> Float[Tensor, "*batch d"]:
         """Multiply vectors by the transpose."""
+        require_like(G, self, (*self.batch, *self.codomain), "the vector")
         return (self.weight.mT @ G.unsqueeze(-1)).squeeze(-1)
 
     def take(self, index: Tensor) -> "Dense":

@@ -13,7 +13,14 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError, DtypeError, NonFiniteError, ShapeError
 from howsmooth.linear_operators import take
 from howsmooth.tensor_dataclass import TensorDataclass
-from howsmooth.validation import is_finite, require_agreement, require_finite
+from howsmooth.validation import (
+    is_finite,
+    require_agreement,
+    require_boolean,
+    require_dense,
+    require_finite,
+    require_floating,
+)
 
 
 def broadcast_shapes(*shapes: tuple[int, ...]) -> torch.Size:
@@ -56,6 +63,11 @@ class Rotary(TensorDataclass):
             raise AssumptionError(f"the rotary base must be positive and finite, got {self.base}.", field="base")
         for name, x in (("positions", self.positions), ("frequencies", self.frequencies)):
             if x is not None:
+                require_dense(x, f"rotary {name}")
+                if x.is_complex() or x.dtype == torch.bool:
+                    raise DtypeError(f"rotary {name} must be real numbers, got {x.dtype}.", field=name)
+                if not x.ndim:
+                    raise ShapeError(f"rotary {name} must have one entry for each of them, got a number.", field=name)
                 require_finite(x, f"rotary {name}")
         if self.dim is not None and (self.dim < 2 or self.dim % 2):
             raise ShapeError(f"the rotary dimension must be even and positive, got {self.dim}.", field="dim")
@@ -331,6 +343,12 @@ class Positions(TensorDataclass):
         biases = (1 if bias is None else bias.shape[-2] for bias in (self.relative_bias, self.position_bias))
         return max(mask, *biases, 1 if self.distances is None else self.distances.keys.shape[-3])
 
+    @property
+    def everywhere(self) -> dict[str, Tensor]:
+        """All tensors by their names, those of rotary embeddings and distances among them."""
+        parts = [vars(part) for part in (self, self.rotary, self.distances) if part is not None]
+        return {name: x for part in parts for name, x in part.items() if isinstance(x, Tensor)}
+
     def head(self, h: int) -> "Positions":
         """Restrict to head ``h``; an axis of size one serves every head."""
 
@@ -377,27 +395,28 @@ def _with_heads(x: Tensor, axes: int = 3) -> Tensor:
 
 
 def _check_mask(padding: Tensor | None, mask: Tensor | None) -> None:
-    if padding is not None and padding.dtype != torch.bool:
-        raise DtypeError(
-            f"padding must be boolean, True for real tokens, got {padding.dtype}; convert with .bool().",
-            field="padding",
-        )
+    if padding is not None:
+        require_boolean(padding, "padding")
+        if not padding.ndim:
+            raise ShapeError("padding must have one entry for each token, got a number.", field="padding")
     if mask is None:
         return
+    require_dense(mask, "mask")
     if mask.ndim < 2 or mask.shape[-1] != mask.shape[-2]:
         raise ShapeError(f"mask must be (n, n) or (*batch, heads or 1, n, n), got {tuple(mask.shape)}.", field="mask")
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise DtypeError(
             f"mask must be boolean (True: may see) or floating point (added to scores), got {mask.dtype}.", field="mask"
         )
-    if mask.is_floating_point() and bool((mask.isnan() | (mask == torch.inf)).any()):
+    if mask.is_floating_point() and not mask.is_meta and bool((mask.isnan() | (mask == torch.inf)).any()):
         raise NonFiniteError("an additive mask may hold -inf but neither NaN nor +inf.", field="mask")
 
 
 def _check_bias(bias: Tensor | None, name: str, shape: str, each: str) -> None:
     if bias is None:
         return
-    if bias.ndim < 2 or (name == "relative_bias" and bias.shape[-1] % 2 == 0):
+    require_floating(bias, name)
+    if bias.ndim < 2 or not bias.numel() or (name == "relative_bias" and bias.shape[-1] % 2 == 0):
         raise ShapeError(f"{name} must be {shape}, one entry per {each}, got {tuple(bias.shape)}.", field=name)
     if not bias.is_meta and not is_finite(bias):
         raise NonFiniteError(f"{name} must be finite; hide tokens with a mask instead.", field=name)

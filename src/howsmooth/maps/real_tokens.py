@@ -8,10 +8,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from howsmooth.errors import DtypeError, ShapeError
+from howsmooth.errors import ShapeError
 from howsmooth.linear_operators import take
 from howsmooth.maps.derivative import AttentionJacobian
 from howsmooth.maps.protocols import Jacobian, Map
+from howsmooth.validation import require_boolean
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -26,11 +27,7 @@ class RealTokens:
     real: Bool[Tensor, "*batch n"]  # True for real tokens; its axes in front of the last are batch axes
 
     def __post_init__(self) -> None:
-        if self.real.dtype != torch.bool:
-            raise DtypeError(
-                f"real must be boolean, True for real tokens, got {self.real.dtype}; convert with .bool().",
-                field="real",
-            )
+        require_boolean(self.real, "real")
 
     def __call__(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*more m out"]:
         """Apply the map, with zeros at padded tokens."""

@@ -24,6 +24,7 @@ from howsmooth.models.module_comparison import differences
 from howsmooth.models.parts.ends import Ends, embed
 from howsmooth.models.streaming import BlockStream
 from howsmooth.spectral.autograd import TORCH_LAYERS
+from howsmooth.validation import require_boolean, tensor_of
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -300,26 +301,10 @@ def embedded(module: nn.Module, tokens: Tensor) -> Iterator[None]:
         ) from error
 
 
-def tensor_of(x: Any, field: str) -> Tensor:
-    """Return arrays and rows of one length as a tensor."""
-    try:
-        return torch.as_tensor(x)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DtypeError(
-            f"{field} must be a tensor, an array or rows of one length, got {type(x).__name__}; tokenizers give "
-            "tensors with return_tensors='pt', padding=True.",
-            field=field,
-        ) from error
-
-
 def _require_padding(padding: Tensor | None, tokens: Tensor) -> None:
     if padding is None:
         return
-    if padding.dtype != torch.bool:
-        raise DtypeError(
-            f"padding must be boolean, True for real tokens, got {padding.dtype}; convert with .bool().",
-            field="padding",
-        )
+    require_boolean(padding, "padding")
     shape = tokens.shape[:-1] if tokens.is_floating_point() else tokens.shape  # hidden states, or token ids
     if padding.shape != shape:
         raise ShapeError(

@@ -26,7 +26,7 @@ from howsmooth.spectral.operators import Differentiable, broadcast, measurable, 
 from howsmooth.spectral.solvers import local_lipschitz
 from howsmooth.theory.around_input.neighbourhood import neighbourhood_upper
 from howsmooth.theory.results import Bound, Witness
-from howsmooth.validation import Seed, generator_from
+from howsmooth.validation import Seed, full_precision, generator_from, tokens_for
 
 # So many trials every run gets.
 STEPS = 100
@@ -46,6 +46,7 @@ MEMORY = 10
 GENERATION = 8
 
 
+@full_precision()
 def maximise(
     f: Callable[[Tensor], Any],
     *,
@@ -400,6 +401,7 @@ class Nearby:
         return max(1.0, self.witness.value / upper) if upper > 0 else None
 
 
+@full_precision()
 def worst_nearby(
     f: Callable[[Tensor], Any],
     X: Float[Tensor, "n d"],
@@ -427,7 +429,7 @@ def worst_nearby(
         seed: Seeds everything random: a whole number, or a torch.Generator to draw from.
         progress: Called with the number of trials taken and the best value so far.
     """
-    generator = generator_from(seed)
+    generator, X = generator_from(seed), tokens_for(X, f)
     domain = Neighbourhood(X, eps, metric=metric)
     there = local_lipschitz(f, X, seed=generator)
     witness = maximise(f, n=len(X), domain=domain, starts=starts, steps=steps, seed=generator, progress=progress)

@@ -19,10 +19,10 @@ from howsmooth.markup import paragraph, strict_json
 from howsmooth.metrics import Metric, Metrics, as_metrics
 from howsmooth.search.ascent import maximise_counting
 from howsmooth.search.starts import empty_token, start_patterns
-from howsmooth.spectral.autograd import evaluate, value_of
+from howsmooth.spectral.autograd import measuring, value_of
 from howsmooth.spectral.operators import Differentiable, Recastable, require_map
 from howsmooth.theory.results import Witness
-from howsmooth.validation import Seed, generator_from
+from howsmooth.validation import Seed, full_precision, generator_from
 from howsmooth.wording import at_least, at_least_above, number
 
 # Where to look if a claim is about all of space: balls of these radii.
@@ -151,6 +151,7 @@ class Audit:
             save_file(detached, partial, {"audit": self.to_json()})
 
 
+@full_precision()
 def audit(
     f: Callable[[Tensor], Any],
     *,
@@ -344,8 +345,8 @@ def _treats_each_alone(f: BatchedCallable, X: Tensor) -> bool:
     twice, other = torch.stack((X, X)), torch.stack((X, X.flip(0) / 2))
     outputs = []
     for batch in (twice, other):
-        _inputs, value = evaluate(f, batch)
-        outputs.append(value.detach())
+        with torch.inference_mode(False), torch.no_grad(), measuring(f) as g:
+            outputs.append(g(batch))
     (first, second), (third, _other) = outputs
     return torch.allclose(first, second, equal_nan=True) and torch.allclose(first, third, equal_nan=True)
 

@@ -27,7 +27,14 @@ from howsmooth.spectral.operators import (
     require_map,
     summed,
 )
-from howsmooth.validation import require_agreement, require_finite, require_floating, require_like
+from howsmooth.validation import (
+    full_precision,
+    require_agreement,
+    require_finite,
+    require_floating,
+    require_like,
+    require_numbers,
+)
 
 # Forward mode has one level for the whole process, kernels are chosen for all threads and modules belong to all of
 # them: who differentiates a callable does it alone.
@@ -52,10 +59,9 @@ def linearise(f: Callable[[Tensor], Any], X: Tensor | Any, *, compare: bool = Tr
         with torch.no_grad():
             return f.on_gaussian(X).jacobian()
     require_floating(X, "tokens")
-    X = _measurable(X)
     if isinstance(f, Differentiable):
         with torch.no_grad():
-            return measurable(f).jacobian(X)
+            return measurable(f).jacobian(_measurable(X))
     require_map(f)
     return JacobianOperator.or_operator(f, X, compare=compare)
 
@@ -80,9 +86,7 @@ class JacobianOperator:
             X: Where to differentiate.
             batch_axes: How many leading axes of ``X`` are batch axes; all but the last two by default.
         """
-        require_floating(X, "tokens")
-        X = _measurable(X)
-        require_finite(X, "tokens")
+        X = _checked(X)
         if batch_axes is not None and not 0 <= batch_axes <= X.ndim:
             raise ShapeError(
                 f"batch_axes must lie between 0 and {X.ndim}, the axes of X, got {batch_axes}.", field="batch_axes"
@@ -92,7 +96,7 @@ class JacobianOperator:
     @classmethod
     def or_operator(cls, f: Callable[[Tensor], Any], X: Tensor, *, compare: bool = True) -> LinearOperator:
         """Differentiate ``f`` at ``X``, unless ``f(X)`` is an operator already."""
-        require_finite(X, "tokens")
+        X = _checked(X)
         inputs, value = evaluate(f, X)
         if isinstance(value, LinearOperator):
             with torch.no_grad():
@@ -113,6 +117,8 @@ class JacobianOperator:
         inputs, value = recorded
         axes = max(X.ndim - 2, 0) if batch_axes is None else batch_axes
         check_value(value, X, axes)
+        if compare and batch_axes is None:
+            require_one_reading(f, X)
         self.batch = tuple(X.shape[:axes])
         self.domain, self.codomain = tuple(X.shape[axes:]), tuple(value.shape[axes:])
         self.dtype, self.device = X.dtype, X.device
@@ -246,6 +252,15 @@ def _measurable(X: Tensor) -> Tensor:
         return X.float() if X.dtype in HALF else X
 
 
+def _checked(X: Tensor) -> Tensor:
+    """Return tokens that can be measured, or refuse them."""
+    require_floating(X, "tokens")
+    require_numbers(X, "tokens")
+    X = _measurable(X)
+    require_finite(X, "tokens")
+    return X
+
+
 def _gauss(like: Tensor, generator: torch.Generator) -> Tensor:
     return torch.randn(like.shape, dtype=like.dtype, generator=generator).to(like.device)
 
@@ -254,29 +269,51 @@ def evaluate(f: Callable[[Tensor], Any], X: Tensor) -> tuple[Tensor, Any]:
     """Apply ``f`` to a copy of ``X`` that autograd watches."""
     with torch.inference_mode(False), torch.enable_grad(), measuring(f) as g:
         inputs = X.clone().requires_grad_()
-        try:
-            return inputs, g(inputs.clone())  # a copy once more: the callable may work in place
-        except RuntimeError as error:
-            _refuse_tokens(f, X, error)
-            raise
+        return inputs, run(f, g, inputs.clone())  # a copy once more: the callable may work in place
 
 
-def _refuse_tokens(f: Callable[[Tensor], Any], X: Tensor, error: RuntimeError) -> None:
-    """Say what a module needs that cannot run on tokens of this kind, where that is known."""
-    if not isinstance(f, nn.Module):
-        return
-    if "indices" in str(error) and any(isinstance(module, nn.Embedding) for module in f.modules()):
+def run(f: Callable[[Tensor], Any], g: Callable[[Tensor], Any], X: Tensor) -> Any:
+    """Apply ``g``, which stands for ``f``, to tokens, or say in a sentence why it does not work on them."""
+    try:
+        return g(X)
+    except HowsmoothError:
+        raise
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError) as error:
+        _refuse_tokens(f, X, error)
+        raise
+
+
+def _refuse_tokens(f: Callable[[Tensor], Any], X: Tensor, error: Exception) -> None:
+    """Say what a callable needs that does not work on such tokens; what is too large for memory is said elsewhere."""
+    module, name = _module_of(f), getattr(f, "__qualname__", type(f).__name__)
+    said = " ".join(str(error).split())
+    if "indices" in said and module is not None and any(isinstance(part, nn.Embedding) for part in module.modules()):
         raise DtypeError(
-            f"{type(f).__name__} reads token ids, and a derivative is about vectors: "
+            f"{name} reads token ids, and a derivative is about vectors: "
             "hs.load(module).activations(ids).at(layer=0) gives one of its layers as a map, and the vectors that enter "
             "it; hs.certify(module, ids) and hs.measure(module, token_ids=…) take the ids.",
             field="f",
         ) from error
-    weight = next((each for each in f.parameters() if each.is_floating_point() and each.dtype not in HALF), X)
+    if "nference tensors" in said:
+        raise AssumptionError(
+            f"{name} uses tensors made in inference mode, which autograd cannot record; make them outside of "
+            "torch.inference_mode, or clone them there.",
+            field="f",
+        ) from error
+    weights = () if module is None else module.parameters()
+    weight = next((each for each in weights if each.is_floating_point() and each.dtype not in HALF), X)
     try:
         require_agreement(X, weight, "tokens", "weights")
     except HowsmoothError as refused:
         raise refused from error
+    if "alloc" in said or "memory" in said:
+        return
+    layer = "" if module is None else "; of one that reads more, hs.load(model).activations(ids).at(layer=0) is a map"
+    raise AssumptionError(
+        f"{name} does not work on tokens of the shape {tuple(X.shape)} in {str(X.dtype).removeprefix('torch.')}: "
+        f"{type(error).__name__}, {said[:200].rstrip('.')}{layer}.",
+        field="f",
+    ) from error
 
 
 def value_of(f: Callable[[Tensor], Any], X: Tensor) -> Tensor:
@@ -338,7 +375,7 @@ def require_gradients(f: Callable[[Tensor], Tensor], X: Tensor, value: Tensor, E
 @contextmanager
 def measuring(f: Callable[[Tensor], Any]) -> Iterator[Callable[[Tensor], Any]]:
     """Put modules in eval mode and use kernels that can be differentiated; yield what to call instead of ``f``."""
-    with _ALONE, _as_measured(f):
+    with _ALONE, full_precision(), _as_measured(f):
         yield _on_tokens(_in_float32(f), f) if isinstance(f, nn.Module) else f
 
 
@@ -373,9 +410,22 @@ def _in_float32(module: nn.Module) -> Callable[..., Any]:
 
 
 def _on_tokens(call: Callable[..., Any], module: nn.Module) -> Callable[[Tensor], Any]:
-    """Return a module as a map on tokens (batch, n, d), and nn.MultiheadAttention as self-attention."""
+    """Return a module as a map on one sequence or a batch of them, and nn.MultiheadAttention as self-attention."""
+
+    def on_one(X: Tensor) -> Any:
+        try:
+            return call(X)
+        except (RuntimeError, TypeError, ValueError, LookupError):
+            if X.ndim != 2:
+                raise
+            try:  # most modules read batches alone
+                return call(X[None]).squeeze(0)
+            except (RuntimeError, TypeError, ValueError, LookupError, AttributeError):
+                pass
+            raise
+
     if not isinstance(module, TORCH_LAYERS):
-        return call
+        return on_one
 
     def on_tokens(X: Tensor) -> Tensor:
         X = oriented(module, X)
@@ -383,6 +433,33 @@ def _on_tokens(call: Callable[..., Any], module: nn.Module) -> Callable[[Tensor]
         return oriented(module, value)
 
     return on_tokens
+
+
+def require_one_reading(f: Callable[[Tensor], Any], X: Tensor) -> None:
+    """Refuse a module that does one thing to a sequence (n, d) and another to the same in a batch of one.
+
+    Some read the tokens of one sequence as a batch, or the other way round, and say nothing.
+    """
+    if not isinstance(f, nn.Module) or isinstance(f, TORCH_LAYERS):
+        return
+    turned = any(isinstance(part, nn.MultiheadAttention) and not part.batch_first for part in f.modules())
+    if not (X.ndim == 2 or (X.ndim == 3 and turned)):
+        return
+    with torch.inference_mode(False), torch.no_grad(), full_precision(), _ALONE, _as_measured(f):
+        one = X if X.ndim == 2 else X[0]
+        try:
+            alone, batch = (_in_float32(f)(Z.clone()) for Z in (one, one[None]))
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError):
+            return  # it reads the one or the other alone
+    if not (isinstance(alone, Tensor) and isinstance(batch, Tensor) and batch.shape == (1, *alone.shape)):
+        return
+    apart = float((batch[0] - alone).double().norm())
+    if apart > torch.finfo(X.dtype).eps ** 0.5 * float(alone.double().norm()):
+        raise AssumptionError(
+            f"{type(f).__name__} does one thing to tokens (n, d) and another to a batch of one, (1, n, d); give "
+            "lambda X: module(X), with X in the shape that it reads.",
+            field="f",
+        )
 
 
 def oriented(module: nn.Module, X: Tensor) -> Tensor:

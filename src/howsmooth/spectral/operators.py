@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.errors import AssumptionError, DtypeError, NonFiniteError
+from howsmooth.errors import AssumptionError, DeviceError, DtypeError, NonFiniteError
 from howsmooth.linear_operators import LinearOperator, Operator
 from howsmooth.token_ring import TokenRing
 
@@ -158,6 +158,10 @@ def check_operator(op: object) -> None:
     if not math.prod((*op.batch, *op.domain, *op.codomain)):
         raise AssumptionError(
             f"the operator must not be empty, got {op.batch}, {op.domain} → {op.codomain}.", field="op"
+        )
+    if op.device.type == "meta":
+        raise DeviceError(
+            "the operator is on the meta device, which keeps no numbers; load it onto a device.", field="op"
         )
 
 

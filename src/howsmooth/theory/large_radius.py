@@ -14,6 +14,7 @@ from howsmooth.theory.assumptions import refuse_biases, refuse_many_heads, requi
 from howsmooth.theory.at_input.head_at_input import HeadAtInput, heads_at_input
 from howsmooth.theory.heads import log, on_cpu
 from howsmooth.theory.results import LARGEST
+from howsmooth.validation import tokens_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +92,7 @@ def large_radius_limit(attention: Attention, X: Float[Tensor, "n d"]) -> LargeRa
     mask = attention.positions.mask
     if mask is not None and mask.is_floating_point():
         raise AssumptionError("the large-radius limit takes boolean masks, got an additive one.", field="attention")
+    X = tokens_for(X, attention)
     (alone,) = heads_at_input(attention, X)
     view = alone.mixed()
     gap, chosen = _gap(view)

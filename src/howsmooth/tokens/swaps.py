@@ -15,12 +15,12 @@ from howsmooth.maps.attention import Attention
 from howsmooth.markup import strict_json
 from howsmooth.models.inputs.model_inputs import read_sentence
 from howsmooth.models.parts.ends import entrance
-from howsmooth.models.transformer import Transformer, tensor_of
+from howsmooth.models.transformer import Transformer
 from howsmooth.tokens.methods import CLASSES, METHODS, Outputs, Trials, swapped
 from howsmooth.tokens.replacements import Words, replacements
 from howsmooth.tokens.swap_displacement import SwapDisplacement
 from howsmooth.tokens.swap_settings import BUDGET, ENUMERATION, check_search
-from howsmooth.validation import Seed, generator_from
+from howsmooth.validation import Seed, generator_from, tensor_of
 from howsmooth.wording import at_least, count
 
 # The map itself is applied to this many of the worst swaps: the quadratic form has other rounding errors.

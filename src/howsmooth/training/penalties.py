@@ -30,7 +30,7 @@ from howsmooth.spectral.operators import (
 from howsmooth.torch_internals import outside_of_compiled_code
 from howsmooth.training.hooks import RecordedInputs, read_batch, with_fixed_padding
 from howsmooth.training.recorded_jacobian import RecordedJacobian
-from howsmooth.validation import Seed, generator_from, require_sequences
+from howsmooth.validation import Seed, full_precision, generator_from, require_sequences
 from howsmooth.wording import number
 
 # Krylov steps from a warm start, and the most from a cold one.
@@ -143,6 +143,7 @@ class PenaltyFunction:
 
 
 @outside_of_compiled_code
+@full_precision()
 def penalty(
     f: Callable[[Tensor], Any],
     X: Float[Tensor, "*batch n d"],

@@ -12,7 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointError
 
 from howsmooth.errors import AssumptionError, FallbackWarning
-from howsmooth.spectral.autograd import check_value, measuring, require_gradients, treats_batch_independently
+from howsmooth.spectral.autograd import (
+    check_value,
+    measuring,
+    require_gradients,
+    require_one_reading,
+    run,
+    treats_batch_independently,
+)
 from howsmooth.spectral.operators import HALF
 from howsmooth.torch_internals import compiled, compiler_loaded
 
@@ -50,9 +57,9 @@ class RecordedJacobian:
 
     def _run(self, Z: Tensor) -> Any:
         called: Callable[[Tensor], Any] = self._f if self._owner is None else self._owner
-        with _eager_and_full_precision(self._f, called, Z.device), measuring(called) as g:
+        with _eager(self._f, called), measuring(called) as g:
             # a copy: the callable may work in place
-            return (g if self._owner is None else self._f)(Z.clone())
+            return run(called, g if self._owner is None else self._f, Z.clone())
 
     def vjp(self, G: Tensor) -> Tensor:
         """Pull the cotangent ``G`` back: Jᵀ G."""
@@ -101,6 +108,7 @@ class RecordedJacobian:
 
     def require_gradients(self) -> None:
         """Refuse a callable whose gradients do not reach the tokens: its penalty would be zero."""
+        require_one_reading(self._f, self.inputs.detach())
         E = torch.randn(self.inputs.shape, generator=torch.Generator().manual_seed(0)).to(self.inputs)
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FallbackWarning)  # said once, when it was recorded
@@ -117,9 +125,9 @@ class RecordedJacobian:
 
 
 @contextlib.contextmanager
-def _eager_and_full_precision(f: object, owner: object, device: torch.device) -> Iterator[None]:
-    """Compute in full precision, and as written: compiled code cannot be differentiated twice."""
-    with torch.autocast(device.type, enabled=False), contextlib.ExitStack() as stack:
+def _eager(f: object, owner: object) -> Iterator[None]:
+    """Compute as written: compiled code cannot be differentiated twice."""
+    with contextlib.ExitStack() as stack:
         if compiler_loaded():
             if compiled(f) or compiled(owner):
                 warnings.warn(

@@ -163,7 +163,7 @@ def conditional_plan(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float = 2.0) -
     for here, there in groups:
         mass, other = mu.weights[here].sum(), nu.weights[there].sum()
         same = max(SAME, ROUNDINGS * torch.finfo(mu.dtype).eps)
-        if abs(float(mass - other)) > same * float(mass + other):
+        if abs(float((mass - other).detach())) > same * float((mass + other).detach()):
             return None
         parts.append(_within(mu, here, nu, there, mass, p))
     return TransportPlan(
@@ -190,7 +190,7 @@ def _matched_groups(first: Tensor, second: Tensor) -> list[tuple[Tensor, Tensor]
     """Return the atoms of both measures at each position, or ``None`` when one has a position that the other lacks."""
     places, mine = first.unique(return_inverse=True)
     others, theirs = second.unique(return_inverse=True)
-    if len(places) != len(others) or float((places - others).abs().max()) > SAME:
+    if len(places) != len(others) or float((places - others).detach().abs().max()) > SAME:
         return None
     by_place = [x.argsort(stable=True).split(x.bincount().tolist()) for x in (mine, theirs)]
     return list(zip(*by_place, strict=True))

@@ -7,8 +7,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.errors import AssumptionError, ShapeError
-from howsmooth.validation import Seed, generator_from, require_finite, require_floating, require_parameter
+from howsmooth.errors import AssumptionError, DtypeError, ShapeError
+from howsmooth.validation import (
+    Seed,
+    full_precision,
+    generator_from,
+    require_finite,
+    require_floating,
+    require_numbers,
+    require_parameter,
+)
 
 # How far a covariance may be from symmetric, and below zero, as a share of its largest entry.
 ASYMMETRY = 1e-5
@@ -51,9 +59,15 @@ class GaussianMeasure:
         require_floating(self.mean, "mean")
         if self.mean.ndim != 1 or not len(self.mean):
             raise ShapeError(f"mean must be a vector, got shape {tuple(self.mean.shape)}.", field="mean")
+        require_numbers(self.mean, "mean")
         require_finite(self.mean, "mean")
         require_parameter(self.covariance, (self.d, self.d), self.mean, "covariance", "mean")
         require_finite(self.covariance, "covariance")
+        if self.dtype in (torch.float16, torch.bfloat16):
+            raise DtypeError(
+                f"roots of covariances are taken in float32 or float64, got {self.dtype}; convert with .float().",
+                field="covariance",
+            )
         size = float(self.covariance.detach().abs().max())
         if float((self.covariance - self.covariance.mT).detach().abs().max()) > ASYMMETRY * size:
             raise AssumptionError("covariance must be symmetric; use (S + S.mT) / 2.", field="covariance")
@@ -71,9 +85,11 @@ class GaussianMeasure:
         return cls(torch.zeros(d, dtype=dtype), torch.eye(d, dtype=dtype))
 
     @classmethod
+    @full_precision()
     def fitted(cls, X: Float[Tensor, "n d"]) -> "GaussianMeasure":
         """Return the Gaussian measure with the mean and the covariance of tokens (divided by n, not n − 1)."""
         require_floating(X, "X")
+        require_numbers(X, "X")
         if X.ndim != 2 or not X.numel():
             raise ShapeError(f"X must be tokens (n, d), got {tuple(X.shape)}.", field="X")
         mean = X.mean(0)
@@ -110,6 +126,7 @@ class GaussianMeasure:
             raise AssumptionError(f"n must be a whole number, at least 1, got {n}.", field="n")
         return self.mean + torch.randn(n, self.d, dtype=self.dtype, generator=generator_from(seed)) @ self.root
 
+    @full_precision()
     def push_forward(self, f: object) -> "GaussianMeasure":
         r"""Move every token by an affine map, such as ``attention.on(measure)``.
 

@@ -21,12 +21,12 @@ from howsmooth.files import whole
 from howsmooth.markup import strict_json
 from howsmooth.validation import (
     Seed,
+    full_precision,
     generator_from,
-    require_agreement,
     require_finite,
     require_floating,
+    require_numbers,
     require_parameter,
-    require_shape,
 )
 
 # How far from one the given masses may add up; they are normalised after that.
@@ -103,6 +103,7 @@ class DiscreteMeasure:
         points, weights = (x.to(dtype=dtype, device=device) for x in (self.points, self.weights))
         return DiscreteMeasure(points, weights, positions)
 
+    @full_precision()
     def push_forward(self, f: Callable[[Tensor], Tensor]) -> "DiscreteMeasure":
         r"""Move every atom by ``f``, which takes all of them at once: :math:`\sum_ia_i\delta_{f(x_i)}`."""
         return dataclasses.replace(self, points=f(self.points))
@@ -138,8 +139,7 @@ class DiscreteMeasure:
         whole = self._repeated(counts)
         if moves is None:
             return whole
-        require_shape(moves, (into, self.d), "moves")
-        require_agreement(moves, self.points, "moves", "points")
+        require_parameter(moves, (into, self.d), self.points, "moves", "points")
         shift = torch.zeros_like(whole.points).index_copy(0, torch.arange(chosen, chosen + into), moves)
         return dataclasses.replace(whole, points=whole.points + shift)
 
@@ -148,6 +148,7 @@ class DiscreteMeasure:
         shares = (self.weights / counts).repeat_interleave(counts)
         return DiscreteMeasure(self.points.repeat_interleave(counts, dim=0), shares, positions)
 
+    @full_precision()
     def merge(self, tol: float = 0.0) -> "DiscreteMeasure":
         """Merge atoms that share a position and a place, up to ``tol``; each group moves to its centre of mass."""
         if not 0 <= tol < math.inf:
@@ -236,7 +237,7 @@ def distances_in_unit(x: Float[Tensor, "n d"], y: Float[Tensor, "k d"]) -> tuple
     The unit is so small that the largest squares are near the largest float: none overflows, and a distance has to be
     shorter than the longest coordinate by 300 digits for its square to vanish.
     """
-    both = [z.detach().double().cpu().numpy() for z in (x, y)]
+    both = [z.double().numpy(force=True) for z in (x, y)]
     unit = int(np.frexp(max(np.abs(z).max() for z in both))[1]) - LARGEST_EXPONENT
     first, second = (torch.from_numpy(np.ldexp(z, -unit)) for z in both)
     # Why not by matrix products, torch's choice above 25 atoms: far from the origin they lose the digits that count.
@@ -253,6 +254,7 @@ def _check_points(points: Tensor) -> None:
     require_floating(points, "points")
     if points.ndim != 2 or points.numel() == 0:
         raise ShapeError(f"points must be (n, d) with at least one atom, got {tuple(points.shape)}.", field="points")
+    require_numbers(points, "points")
     require_finite(points, "points")
 
 

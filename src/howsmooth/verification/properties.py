@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from howsmooth.errors import AssumptionError, FieldError, FileError, ShapeError
+from howsmooth.errors import AssumptionError, DtypeError, FieldError, FileError, ShapeError
+from howsmooth.validation import require_dense, require_finite, require_numbers, tensor_of
 
 # Σ coefficient · variable ≥ constant, or > where it is strict.
 Atom = tuple[dict[tuple[str, int], float], float, bool]
@@ -46,16 +47,21 @@ class Property:
     strict: tuple[Bool[Tensor, " _"], ...] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse an empty box, and sets of no outputs."""
+        """Take all numbers in float64, and refuse what is none, an empty box, and sets of no outputs."""
+        for name in ("lower", "upper"):
+            object.__setattr__(self, name, _numbers(getattr(self, name), name))
+        pairs = all(isinstance(each, tuple | list) and len(each) == 2 for each in self.unsafe)
+        unsafe = tuple(tuple(_numbers(x, "unsafe") for x in each) for each in self.unsafe) if pairs else ()
+        object.__setattr__(self, "unsafe", unsafe)
         if self.lower.shape != self.upper.shape or not self.lower.ndim:
             raise ShapeError(
                 f"lower and upper must be one number for each input, got {tuple(self.lower.shape)} and "
                 f"{tuple(self.upper.shape)}."
             )
-        if not bool((self.lower <= self.upper).all() & self.lower.isfinite().all() & self.upper.isfinite().all()):
-            raise FieldError(
-                "every input needs a finite lower bound that is not above its finite upper bound.", field="lower"
-            )
+        if not pairs:
+            raise ShapeError("unsafe must be pairs ((A, b), …) of A (rows, outputs) and b (rows,).", field="unsafe")
+        if not bool((self.lower <= self.upper).all()):
+            raise FieldError("every lower bound of an input must be a number below its upper bound.", field="lower")
         if not self.unsafe:
             raise FieldError("a property says which outputs are unsafe; this one names none.", field="unsafe")
         shapes = [(tuple(A.shape), tuple(b.shape)) for A, b in self.unsafe]
@@ -65,8 +71,6 @@ class Property:
                 f"numbers b; got {shapes}.",
                 field="unsafe",
             )
-        if not all(bool(x.isfinite().all()) for pair in self.unsafe for x in pair):
-            raise FieldError("the coefficients and constants of unsafe sets must be finite.", field="unsafe")
         if self.strict is not None and [x.shape for x in self.strict] != [b.shape for _A, b in self.unsafe]:
             raise ShapeError("strict has one truth value for every inequality of every unsafe set.", field="strict")
 
@@ -85,7 +89,7 @@ class Property:
                 f"label must be one of at least two classes, 0 to classes - 1; got label {label} of {classes}.",
                 field="label",
             )
-        x = x.detach().double()
+        x = _numbers(x, "x")
         rows = torch.eye(classes, dtype=torch.float64) - torch.eye(classes, dtype=torch.float64)[label]
         rivals = [k for k in range(classes) if k != label]
         return cls(x - eps, x + eps, tuple((rows[k : k + 1], x.new_zeros(1)) for k in rivals))
@@ -97,6 +101,18 @@ class Property:
             bool(torch.where(more, A @ y > b, A @ y >= b).all())
             for (A, b), more in zip(self.unsafe, strict, strict=True)
         )
+
+
+def _numbers(x: Any, name: str) -> Tensor:
+    """Return finite numbers of any kind in float64, which holds every one of them but the largest whole ones."""
+    x = tensor_of(x, name)
+    require_dense(x, name)
+    require_numbers(x, name)
+    if x.is_complex() or x.dtype == torch.bool:
+        raise DtypeError(f"{name} must hold real numbers, got {x.dtype}.", field=name)
+    require_finite(x, name)
+    with torch.inference_mode(False):  # a copy: autograd does not record what was made in inference mode
+        return x.detach().double().clone()
 
 
 def read_vnnlib(path: str | Path) -> Property:

@@ -114,6 +114,7 @@ class Verdict:
         return f"Verdict({self.status}{where}: {how[self.status]}, {self.seconds:.1f} s)"
 
 
+@torch.inference_mode(False)  # gradients are needed, whatever the caller has switched off
 def verify(
     network: Map | nn.Module | str | Path,
     property: Property | str | Path,  # noqa: A002
@@ -177,6 +178,7 @@ class _Network:
     def of(cls, network: Map, wanted: Property) -> "_Network":
         if network.dtype != torch.float64:
             raise AssumptionError(f"proofs need float64, got {network.dtype}: use network.to(torch.float64).")
+        network = network.to(torch.float64)  # copies what was made in inference mode
         maps = network.maps if isinstance(network, Chain) else (network,)
         embedding = maps[0]
         if isinstance(embedding, Affine) and len(maps) == 1:  # nothing else: its inputs are the tokens
@@ -245,11 +247,11 @@ def _falsify(
             xi = xi.detach().requires_grad_()
             y = network.outputs(centre + half * xi)
             inside = torch.stack([(A @ y[k] - b).min() for k, (A, b) in enumerate(wanted.unsafe)])
+            (gradient,) = torch.autograd.grad(inside.sum(), xi)
             for k in (inside >= 0).nonzero().squeeze(-1).tolist():
                 found = _replayed(centre + half * xi[k].detach(), network, wanted, run)
                 if found is not None:
                     return found, ends
-            (gradient,) = torch.autograd.grad(inside.sum(), xi)
             better = inside.detach() > best
             best = torch.where(better, inside.detach(), best)
             ends = torch.where(better[:, None], (centre + half * xi).detach(), ends)
@@ -398,4 +400,4 @@ class _Margins:
         """Say what takes how much off the margin of one row."""
         parts = {"inputs": self.pixels.abs().sum(1), "relu": self.units.abs().sum(1)}
         parts |= {"second order": self.second_order, "remainder": self.remainder}
-        return {"centre": float(self.centre[row])} | {name: float(x[row]) for name, x in parts.items()}
+        return {name: float(x[row].detach()) for name, x in ({"centre": self.centre} | parts).items()}

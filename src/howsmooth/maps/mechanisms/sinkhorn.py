@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from howsmooth.errors import AssumptionError, UnmeasurableError
+from howsmooth.errors import AssumptionError, DtypeError, UnmeasurableError
 from howsmooth.files import require_memory
 from howsmooth.maps.attention import Mechanism, ScoreAttention
 from howsmooth.maps.weighting import Pickable, Tile, Weighting, Weights, softmax_magnitudes
@@ -99,6 +99,12 @@ def balance(
     Where autograd records, two steps of Newton's method from the potentials, held fixed, carry the derivative: the
     first three derivatives of that are those of the solution.
     """
+    if S.dtype in (torch.float16, torch.bfloat16):
+        raise DtypeError(
+            f"rows and columns are balanced in float32 or float64, got {S.dtype}; use attention.to(torch.float32) and "
+            "X.float().",
+            field="X",
+        )
     log_masses = masses.log()
     with torch.no_grad():
         g, steps, solves = _potentials(S.detach(), masses.detach(), log_masses.detach(), max_steps)

@@ -12,7 +12,7 @@ from howsmooth.linear_operators import on_tokens
 from howsmooth.maps.attention import Attention
 from howsmooth.maps.derivative import AttentionJacobian
 from howsmooth.maps.norms import NormJacobian, of_each_head
-from howsmooth.theory.assumptions import require_numbers, require_one_sequence
+from howsmooth.theory.assumptions import require_one_sequence
 from howsmooth.theory.heads import Head, heads_of, on_cpu
 from howsmooth.theory.linalg.matrix_norms import MOST, NOTHING, UNIT
 from howsmooth.validation import require_tokens
@@ -176,7 +176,6 @@ def heads_at_input(
     """
     heads = heads_of(attention) if heads is None else heads
     require_tokens(X, attention.query)
-    require_numbers(X, "X")
     require_one_sequence(X)
     wide, X = attention.to(torch.float64, "cpu"), on_cpu(X)
     with torch.no_grad():

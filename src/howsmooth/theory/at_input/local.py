@@ -115,7 +115,7 @@ def attention_map_upper(attention: Attention, X: Float[Tensor, "n d"]) -> Bound:
         3.0
     """
     require_scores_alone(attention, "attention_map_upper", "local_upper", shifted=True)
-    unit = Rescaled.of(attention, X)
+    unit = Rescaled.of(attention, tokens_for(X, attention))
     heads = heads_of(unit.attention)
     views = heads_at_input(unit.attention, unit.X, heads)
     return upper_bound(

@@ -43,7 +43,6 @@ class Rescaled:
         require_attention(attention)
         require_numbers(attention.query, "attention")
         require_tokens(X, attention.query)
-        require_numbers(X, "X")
         wide, X = attention.to(torch.float64, "cpu"), on_cpu(X)
         # Tokens, values and outputs each have their own unit; queries and keys take up that of the tokens.
         t, v = _power(X), _power(wide.value)
@@ -67,5 +66,5 @@ class Rescaled:
 
 def _power(x: Tensor) -> float:
     """Return the largest power of two that is no more than the largest entry; one for zeros."""
-    size = float(x.abs().max())
+    size = float(x.detach().abs().max())
     return 1.0 if size == 0 else 2.0 ** max(math.frexp(size)[1] - 1, -1000)

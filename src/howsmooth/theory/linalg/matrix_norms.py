@@ -17,6 +17,7 @@ MOST = 1e300
 
 def matrix_norm(x: Float[Tensor, "a b"]) -> float:
     """Return the largest singular value."""
+    x = x.detach()
     scale = x.abs().max()
     if not bool(torch.isfinite(scale)):
         return math.inf  # a product overflowed: what is no number is no small one

@@ -135,9 +135,10 @@ def _improved(model: Callable[[Tensor], Tensor], log_s: Tensor) -> Tensor:
     """Return better scales, by the norms in the directions kept so far."""
 
     def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
-        point = torch.tensor(x, requires_grad=True)
-        value = model(point.exp()).log()
-        (gradient,) = torch.autograd.grad(value, point)
+        with torch.inference_mode(False), torch.enable_grad():  # whatever the caller has switched off
+            point = torch.tensor(x, requires_grad=True)
+            value = model(point.exp()).log()
+            (gradient,) = torch.autograd.grad(value, point)
         return value.item(), gradient.numpy()
 
     # Scales enter by their logarithms: only ratios between heads matter, and all are positive.

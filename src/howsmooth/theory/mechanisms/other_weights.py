@@ -13,7 +13,7 @@ from howsmooth.maps.mechanisms.counting import EntmaxAttention, SigmoidAttention
 from howsmooth.maps.mechanisms.linear import LinearAttention
 from howsmooth.maps.mechanisms.sinkhorn import SinkhornAttention
 from howsmooth.rounding import FORMULA_UNITS
-from howsmooth.theory.assumptions import require_plain
+from howsmooth.theory.assumptions import require_one_sequence, require_plain
 from howsmooth.theory.heads import log, on_cpu
 from howsmooth.theory.mechanisms.mechanism_head import (
     MechanismAtInput,
@@ -30,6 +30,7 @@ from howsmooth.theory.mechanisms.mechanism_head import (
     three_terms,
 )
 from howsmooth.theory.results import GIVEN_INPUT, Bound, upper_bound
+from howsmooth.validation import require_tokens, tokens_for
 
 # How well weights have to be balanced, as a share, and how many steps that may take.
 LOOSE, BALANCING = 1e-8, 2000
@@ -111,6 +112,9 @@ def ramapuram_upper(f: Any, X: Float[Tensor, "n d"]) -> Bound:
     """
     require_kind(f, SigmoidAttention, "ramapuram_upper")
     require_plain(f, "ramapuram_upper")
+    X = tokens_for(X, f)
+    require_tokens(X, f.query)
+    require_one_sequence(X)
     x = on_cpu(X)
 
     def head(part: MechanismHead) -> float:

@@ -165,7 +165,8 @@ def proven(attention: Attention, pair: TiedPair, n: int) -> float:
     if attention.layout.heads == 1:
         return pair.log_value
     wide = attention.to(torch.float64, "cpu")
-    return log(float(wide.jacobian(pair.tokens(n)).jvp(pair.perturbation(n)).norm()))
+    with torch.no_grad():
+        return log(float(wide.jacobian(pair.tokens(n)).jvp(pair.perturbation(n)).norm()))
 
 
 class RotaryTiedProblem:

@@ -153,7 +153,8 @@ class TiedProblem:
         """Maximise from one start by L-BFGS; return the pair at the best point, which may be the start."""
         lowest = 1e-3 if self.frame.solid else 1.0
         bounds = [(None, None)] * (start.size - 2) + [(lowest, 1.0), (0.0, 1 - 1e-9)]
-        end = lowest_point(self.loss, start, iterations=ITERATIONS, bounds=bounds)
+        with np.errstate(over="ignore", invalid="ignore"):  # where no pair is tied, a slope may overflow
+            end = lowest_point(self.loss, start, iterations=ITERATIONS, bounds=bounds)
         return max((self.pair(x) for x in (start, end)), key=lambda pair: pair.log_value)
 
     def loss(self, x: np.ndarray) -> tuple[float, np.ndarray]:
@@ -176,6 +177,8 @@ class TiedProblem:
         steep = max(q @ gram_q, 1e-300)
         overlap = cross @ q / wide
         scaled = values * overlap
+        if not np.isfinite(scaled @ scaled):
+            return math.inf, np.full_like(x, math.nan)
         eigenvalues, vectors = np.linalg.eigh(np.diag(values**2) - np.outer(scaled, scaled))
         stretch, top = max(eigenvalues[-1], 1e-300), vectors[:, -1]
         delta = wide * cosine - r * (q @ Ke)
