@@ -1,11 +1,11 @@
 """One small network in many spellings: ONNX files of one function, and what is read from each.
 
-A twin in float64 knows its outputs. A speller writes it as nodes; at every fork (opset, dtype, layout, how heads are cut,
-how a norm is written, …) the first way is the base, and a seed takes others. Every file is run by onnxruntime first, so
-that the spelling itself is right. Then it is read, and must be the twin, or be refused by one sentence about a node.
-Properties whose truth is known are verified: what holds is never falsified, what fails is never proven, and margins are
-those of the base. A few networks run in the suite (``HOWSMOOTH_SPELLINGS=200`` there takes more); by hand, with a count
-of what was refused and the forks without which a failure goes away:
+A twin in float64 knows its outputs. A speller writes it as nodes; at every fork (opset, dtype, layout, how heads are
+cut, how a norm is written, …) the first way is the base, and a seed takes others. Every file is run by onnxruntime
+first, so that the spelling itself is right. Then it is read, and must be the twin, or be refused by one sentence about
+a node. Properties whose truth is known are verified: what holds is never falsified, what fails is never proven, and
+margins are those of the base. A few networks run in the suite (``HOWSMOOTH_SPELLINGS=200`` there takes more); by hand,
+with a count of what was refused and the forks without which a failure goes away:
 ``PYTHONPATH=tests python tests/verification/spellings.py --networks 200 --spellings 5``.
 """
 
@@ -1205,11 +1205,11 @@ class Outcome:
     nodes: int = 0
 
 
-class Wrong(Exception):
+class WrongError(Exception):
     """What must not happen."""
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """A refusal as it should be."""
 
 
@@ -1224,10 +1224,10 @@ def answer(file, function, *arguments, **options):
         if "\n" in said or not re.search(
             rf"\b({'|'.join(names)}|inputs?|outputs?|batch|opset|values|onnxruntime)\b", said
         ):
-            raise Wrong(f"{function.__name__} says no node: {said}") from error
-        raise Refused(said) from error
+            raise WrongError(f"{function.__name__} says no node: {said}") from error
+        raise RefusedError(said) from error
     except Exception as error:
-        raise Wrong(f"{function.__name__} raised {type(error).__name__}: {str(error)[:200]}") from error
+        raise WrongError(f"{function.__name__} raised {type(error).__name__}: {str(error)[:200]}") from error
 
 
 def outcome_of(file, folder, judge):
@@ -1240,8 +1240,8 @@ def outcome_of(file, folder, judge):
         return Outcome("not run", str(error).splitlines()[0][:200], file.taken)
     try:
         return replace(judge(path, run, fast), taken=file.taken)
-    except (Wrong, Refused) as error:
-        return Outcome(type(error).__name__.lower(), str(error), file.taken)
+    except (WrongError, RefusedError) as error:
+        return Outcome({WrongError: "wrong", RefusedError: "refused"}[type(error)], str(error), file.taken)
 
 
 def off(file, found, wanted):
@@ -1262,7 +1262,7 @@ def examined(truth, file, folder, base=None):
         f = answer(file, read_onnx, path)
         read = off(file, (answer(file, f, x[None]).flatten() for x in inputs), wanted) / truth.size
         if not read <= ROUNDING[file.dtype]:
-            raise Wrong(f"what was read is off by {read:.2g}")
+            raise WrongError(f"what was read is off by {read:.2g}")
         verdicts = []
         for wanted in (truth.holds(file), truth.fails(file)):
             verdicts.append(answer(file, verify, path, wanted, timeout=TIMEOUT))
@@ -1270,25 +1270,25 @@ def examined(truth, file, folder, base=None):
                 y = truth.twin((verdicts[-1].counterexample - file.input_shift) / file.input_scale)
                 rounding = COMPUTED[file.dtype] * truth.size
                 if not any(bool((A @ y >= b / file.output_scale - rounding).all()) for A, b in wanted.unsafe):
-                    raise Wrong("falsified by an input that is not unsafe")
+                    raise WrongError("falsified by an input that is not unsafe")
                 x, slack = verdicts[-1].counterexample, 1e-6 * file.input_scale
                 if not bool(((x >= wanted.lower - slack) & (x <= wanted.upper + slack)).all()):
-                    raise Wrong("falsified by an input that is not in the box")
+                    raise WrongError("falsified by an input that is not in the box")
         holds, fails = verdicts
         if fails.status == "proven":
-            raise Wrong(f"proven what fails, with margins {fails.margins.tolist()}")
+            raise WrongError(f"proven what fails, with margins {fails.margins.tolist()}")
         margins = holds.margins / file.output_scale
         found = Outcome("read", "", {}, margins, holds.status, holds.nodes)
         if base is None or base.found != "read" or file.dtype == "float16":
             return found
         if {holds.status, base.status} == {"proven", "falsified"}:
-            raise Wrong(f"{holds.status}, and the base is {base.status}")
+            raise WrongError(f"{holds.status}, and the base is {base.status}")
         if holds.nodes == base.nodes == 0:  # nothing was split until time was over
             apart = float((margins - base.margins).abs().max()) / max(truth.size, float(base.margins.abs().max()))
             if not apart <= ROUNDING[file.dtype]:
-                raise Wrong(f"margins are off by {apart:.2g}")
+                raise WrongError(f"margins are off by {apart:.2g}")
             if holds.status != base.status and float(base.margins.abs().min()) > 2 * ROUNDING[file.dtype] * truth.size:
-                raise Wrong(f"{holds.status}, and the base is {base.status}")
+                raise WrongError(f"{holds.status}, and the base is {base.status}")
         return found
 
     return outcome_of(file, folder, judge)
@@ -1306,12 +1306,12 @@ def examined_miss(truth, file, folder):
         fails = truth.of_file(file, [row], most - near)
         verdict = answer(file, verify, path, fails, timeout=TIMEOUT)
         if verdict.status == "proven":
-            raise Wrong(f"proven what fails, with margins {verdict.margins.tolist()}")
+            raise WrongError(f"proven what fails, with margins {verdict.margins.tolist()}")
         f = answer(file, read_onnx, path)
         found = (answer(file, f, file.inputs(x)[None]).flatten() for x in truth.points)
         read = off(file, found, wanted[: len(truth.points)]) / size
         if not read <= 2 * COMPUTED[file.dtype]:
-            raise Wrong(f"what was read is off by {read:.2g}")
+            raise WrongError(f"what was read is off by {read:.2g}")
         return Outcome("read")
 
     return outcome_of(file, folder, judge)

@@ -1,13 +1,24 @@
 """Many spellings of one network are one network to ``verify``, and what is read wrongly is never proven."""
 
+import dataclasses
+import importlib
 import itertools
+import math
 import os
 
+import numpy as np
 import pytest
+import torch
+
+import howsmooth as hs
+from howsmooth.verification import Property, verify
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
+import onnx
+import onnxruntime
+from onnx import helper, numpy_helper
 from verification.spellings import MISSES, Block, Speller, Truth, Twin, examined, examined_miss, spelled_until_read
 
 NETWORKS, SPELLINGS = int(os.environ.get("HOWSMOOTH_SPELLINGS", "40")), 5
@@ -59,13 +70,18 @@ def written(path, shape, outputs, steps, *, opset=17, dtype=np.float32, function
             names.append(x)
         nodes.append(helper.make_node(kind, names, [f"v{k}"], name=f"{kind}_{k}", **options))
     number = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    ends = [helper.make_tensor_value_info(*end) for end in (("X", number, shape), (nodes[-1].output[0], number, outputs))]
+    ends = ("X", number, shape), (nodes[-1].output[0], number, outputs)
+    values = [helper.make_tensor_value_info(*end) for end in ends]
     domains = [helper.make_opsetid("", opset)] + [helper.make_opsetid("mine", 1)] * bool(functions)
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], constants)
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:], constants)
     model = helper.make_model(graph, functions=functions, opset_imports=domains, ir_version=8)
     onnx.save(model, path)
     session = onnxruntime.InferenceSession(path)
-    return lambda x: torch.tensor(session.run(None, {"X": x.numpy().astype(dtype).reshape(shape)})[0]).double().flatten()
+
+    def run(x):
+        return torch.tensor(session.run(None, {"X": x.numpy().astype(dtype).reshape(shape)})[0]).double().flatten()
+
+    return run
 
 
 def clipped_relu(high):
@@ -90,28 +106,32 @@ LARGE_CONSTANTS = [
     ("Reshape", ["v6", [1, 2]], {}),
     ("MatMul", ["v7", [[1.0, -1.0], [1.0, 1.0]]], {}),
 ]
-# a block that adds relu(x) to a feature of size one, beside a feature of size 10⁶ that nothing depends on
-SMALL_BLOCK = [
-    ("MatMul", ["X", [[1.0, 0.0]]], {}),
-    ("Add", ["v0", [[[0.0, 1e6], [0.0, 1e6]]]], {}),
-    ("MatMul", ["v1", [[1.0], [0.0]]], {}),
+
+
+def small_beside_large(*block):
+    """Two tokens with one feature of about 10⁶ x, a block that is named v2 to v4, and what is left of it."""
+    begin = [("MatMul", ["X", [[1e6]]], {}), ("Add", ["v0", [[[1e6], [1e6]]]], {})]
+    end = [("Add", [*block[-1][1]], {}), ("Reshape", [f"v{len(block) + 1}", [1, 2]], {})]
+    return [*begin, *block[:-1], *end, ("MatMul", [f"v{len(block) + 2}", [[1.0], [-1.0]]], {})]
+
+
+# Of the two tokens the block has relu(z), and the difference of the outputs is that of the inputs, 2·10⁶, and what is
+# small beside it.
+TOKENS_MIXED = small_beside_large(
+    ("MatMul", [[[1.0, 8e-6], [0.0, 1.0]], "v1"], {}),
     ("Relu", ["v2"], {}),
-    ("MatMul", ["v3", [[1.0, 0.0]]], {}),
-    ("Add", ["v1", "v4"], {}),
-    ("Reshape", ["v5", [1, 4]], {}),
-    ("MatMul", ["v6", [[1.0], [0.0], [1.0], [0.0]]], {}),
-]
-# the same with weights that differ by that much, and with a connection between the tokens
-SMALL_WEIGHTS = [
-    ("MatMul", ["X", [[1.0, 1e3]]], {}),
-    ("Add", ["v0", [[[1.0, -3e3], [2.0, 5e3]]]], {}),
-    ("MatMul", ["v1", [[1e-3, 0.0], [0.0, 1e3]]], {}),
+    ("Add", ["v1", "v3"], {}),
+)
+TOKENS_SCALED = small_beside_large(
+    ("Mul", ["v1", [[1.0], [1 - 8e-6]]], {}),
     ("Relu", ["v2"], {}),
-    ("MatMul", ["v3", [[1e3, 0.0], [0.0, 1e-6]]], {}),
-    ("Add", ["v1", "v4"], {}),
-    ("Reshape", ["v5", [1, 4]], {}),
-    ("MatMul", ["v6", [[1.0], [0.0], [-1.0], [0.0]]], {}),
-]
+    ("Add", ["v1", "v3"], {}),
+)
+TOKENS_KEPT = small_beside_large(
+    ("Relu", ["v1"], {}),
+    ("Mul", ["v1", [[1.0], [1 - 8e-6]]], {}),
+    ("Add", ["v2", "v3"], {}),
+)
 FLATTENED = [
     ("Div", ["X", 255.0], {}),
     ("Transpose", ["v0"], {"perm": [0, 2, 1]}),
@@ -128,30 +148,181 @@ FOREIGN = [
     ("Relu", ["v0"], {"domain": "mine"}),
     ("MatMul", ["v1", [[1.0]]], {}),
 ]
-CANCELLED = [
-    ("MatMul", ["X", [[1e15, 0.06, -1e15]]], {}),
-    ("MatMul", ["v0", [[1.0], [1.0], [1.0]]], {}),
-]
-CANCELLED_BEHIND_RELU = [
-    ("MatMul", ["X", [[1e15, 1e15]]], {}),
-    ("Add", ["v0", [2e15 + 0.25, 2e15]], {}),
-    ("Relu", ["v1"], {}),
-    ("MatMul", ["v2", [[1.0, 0.3], [-1.0, -0.3]]], {}),
-]
+# relu(x + 10⁴) − 10⁴, which float32 rounds to multiples of a thousandth, beside an output that is much larger
 ROUNDED = [
-    ("MatMul", ["X", [[1.0]]], {}),
-    ("Add", ["v0", [1e4]], {}),
+    ("MatMul", ["X", [[1.0, 1e3]]], {}),
+    ("Add", ["v0", [1e4, 1e3]], {}),
     ("Relu", ["v1"], {}),
-    ("MatMul", ["v2", [[1.0]]], {}),
-    ("Add", ["v3", [-1e4]], {}),
+    ("Add", ["v2", [-1e4, 0.0]], {}),
 ]
 # What fails: the shape of the inputs, the nodes, the box, the row and from where on its values are unsafe, options.
 PLANTED = {
     "constants of 1e6 and 1e6 + 9": ([1, 2, 1], LARGE_CONSTANTS, (-1.0, 1.0), [0.0, 1.0], 5.0, {}),
-    "a block beside a feature of 1e6": ([1, 2, 1], SMALL_BLOCK, (-1.0, 1.0), [1.0], 3.5, {}),
-    "weights of 1e-3 and 1e3": ([1, 2, 1], SMALL_WEIGHTS, (-1.0, 1.0), [1.0], 2.0, {}),
+    "tokens that are mixed a little": ([1, 2, 1], TOKENS_MIXED, (-1e-7, 1e-7), [1.0], 7.0, {}),
+    "a token that enters a little less": ([1, 2, 1], TOKENS_SCALED, (-1e-7, 1e-7), [1.0], 7.0, {}),
+    "a token that is kept a little less": ([1, 2, 1], TOKENS_KEPT, (-1e-7, 1e-7), [1.0], 7.0, {}),
     "a flattened softmax of small numbers": ([1, 3, 2], FLATTENED, (199.0, 201.0), [-1.0], -10.15, {"opset": 11}),
     "a Relu of another domain": ([1, 2], FOREIGN, (4.0, 4.5), [-1.0], -7.0, {"functions": [clipped_relu(6.0)]}),
-    "weights of 1e15 that cancel": ([1, 1], CANCELLED, (0.9, 1.0), [1.0], 0.05, {"dtype": np.float64}),
-    "float32 that rounds by more than the margin": ([1, 1], ROUNDED, (0.0, 6e-4), [1.0], 7e-4, {}),
+    "float32 that rounds by more than the margin": ([1, 1], ROUNDED, (0.0, 6e-4), [1.0, 0.0], 7e-4, {}),
 }
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_what_fails_is_not_proven(name, tmp_path, rng):
+    shape, steps, (low, high), row, bound, options = PLANTED[name]
+    path, inputs = tmp_path / "network.onnx", math.prod(shape)
+    run = written(path, shape, [1, len(row)], steps, **options)
+    lower, upper = torch.full((inputs,), low).double(), torch.full((inputs,), high).double()
+    A, b = torch.tensor([row]).double(), torch.tensor([bound]).double()
+    points = lower + (upper - lower) * torch.rand(200, inputs, generator=rng).double()
+    assert max(float(A @ run(x)) for x in points) >= bound
+    assert status_of(path, Property(lower, upper, ((A, b),))) != "proven"
+
+
+def status_of(network, wanted):
+    """Return a status, or refused."""
+    try:
+        return verify(network, wanted, timeout=10).status
+    except hs.errors.HowsmoothError:
+        return "refused"
+
+
+# 10¹⁵ x + 0.06 x − 10¹⁵ x: the sum is 0.06 x, and zero where 0.06 x is lost beside the first summand
+CANCELLED = [1e15, 0.06, -1e15]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_weights_that_cancel_prove_nothing_in_files(dtype, tmp_path):
+    steps = [("MatMul", ["X", [CANCELLED]], {}), ("MatMul", ["v0", [[1.0]] * 3], {}), ("Relu", ["v1"], {})]
+    path = tmp_path / "network.onnx"
+    written(path, [1, 1, 1], [1, 1, 1], steps, dtype=dtype)
+    assert status_of(path, from_five_hundredths()) != "proven"
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_weights_that_cancel_prove_nothing_in_maps(order):
+    weight = torch.tensor([[CANCELLED[k]] for k in order]).double()
+    first = hs.maps.Affine(weight=weight[None, :, None], bias=torch.zeros(1, 3).double())
+    ones = torch.ones(1, 3).double()
+    for last in (
+        hs.maps.MLP(up=ones, down=torch.ones(1, 1).double(), activation="relu"),
+        hs.maps.MLP(up=ones, down=torch.ones(1, 1).double(), activation="gelu"),
+        hs.maps.Affine(weight=ones[None, :, None], bias=torch.zeros(1, 1).double()),
+    ):
+        assert status_of(hs.maps.Chain(first, last), from_five_hundredths(0.03)) != "proven"
+
+
+def from_five_hundredths(bound=0.05):
+    one = torch.ones(1, 1).double()
+    return Property(0.9 * one[0], one[0], ((one, bound * one[0]),))
+
+
+# Where the reader is, and the guard: what is patched.
+READER = "howsmooth.verification.onnx_network.read_and_run"
+GUARD = "howsmooth.verification.verdicts.agree"
+
+
+def altered(f, kind, change):
+    """Return a map with a change of every part of one kind."""
+    if isinstance(f, hs.maps.Chain):
+        return hs.maps.Chain(*(altered(g, kind, change) for g in f.maps))
+    if isinstance(f, hs.maps.Residual):
+        return hs.maps.Residual(altered(f.map, kind, change))
+    return dataclasses.replace(f, **change(f)) if isinstance(f, kind) else f
+
+
+def put(x, place, value):
+    """Return a tensor with another entry."""
+    y = x.clone()
+    y[place] = value
+    return y
+
+
+def turned(f):
+    return {"query": f.key, "key": f.query, "query_bias": f.key_bias, "key_bias": f.query_bias}
+
+
+# What a reader might get wrong, in the map that it returns.
+MISREADINGS = {
+    "queries and keys swapped": (hs.Attention, turned),
+    "attention that is causal": (hs.Attention, lambda f: {"positions": hs.maps.Positions(causal=True)}),
+    "heads in another order": (hs.Attention, lambda f: {"output": f.output.flip(0)}),
+    "scores off by 1 %": (hs.Attention, lambda f: {"query": 1.01 * f.query}),
+    "values off by 1 %": (hs.Attention, lambda f: {"value": 1.01 * f.value}),
+    "attention without a bias": (hs.Attention, lambda f: {"output_bias": torch.zeros_like(f.output_bias)}),
+    "a small weight dropped": (hs.maps.MLP, lambda f: {"up": put(f.up, (0, 0), 0.0)}),
+    "a small head dropped": (hs.Attention, lambda f: {"output": put(f.output, 1, 0.0)}),
+    "another activation": (hs.maps.MLP, lambda f: {"activation": OTHER[str(f.activation)]}),
+    "a bias of one hidden unit": (hs.maps.MLP, lambda f: {"up_bias": put(f.up_bias, 0, f.up_bias[0] + 0.01)}),
+    "a bias of one token": (hs.maps.Affine, lambda f: {"bias": put(f.bias, (-1, 0), f.bias[-1, 0] + 0.01)}),
+    "affine maps off by 1 %": (hs.maps.Affine, lambda f: {"weight": 1.01 * f.weight}),
+    "another eps": (hs.maps.LayerNorm, lambda f: {"eps": 2 * f.eps}),
+    "another gain": (hs.maps.LayerNorm, lambda f: {"gain": put(f.gain, 0, 1.01 * f.gain[0])}),
+}
+OTHER = {"relu": "gelu", "gelu": "gelu_tanh", "tanh": "relu"}
+
+
+def with_small_parts(activation):
+    """Return a twin of attention behind a LayerNorm and an MLP, with a weight and a head of a thousandth of others."""
+    for network in itertools.count():
+        twin = Twin.of(network)
+        attention, mlp = (*twin.steps, None)[:2]
+        if len(twin.shape) != 2 or not isinstance(mlp, Block) or not mlp.norm or mlp.norm.kind != "layer":
+            continue
+        heads, one = attention.map, len(attention.map.weights[0][0])
+        if len(heads.output[0]) > one and not heads.causal and mlp.map.activation == activation:
+            break
+    up = put(mlp.map.up, (0, 0), float(mlp.map.up.max()) / 1024)
+    output = torch.cat([heads.output[:, :one], heads.output[:, one:] / 512], 1)
+    steps = (
+        dataclasses.replace(attention, map=dataclasses.replace(heads, output=output)),
+        dataclasses.replace(mlp, map=dataclasses.replace(mlp.map, up=up)),
+    )
+    return dataclasses.replace(twin, steps=steps)
+
+
+def planted_misreading(name, activation, path, monkeypatch):
+    """Have the reader return an altered map, and return a property that this map has and the network has not.
+
+    And one with the same margin that the network has.
+    """
+    twin = with_small_parts(activation)
+    file = Speller(twin).file()
+    onnx.save(file.model, path)
+    module, _, function = READER.rpartition(".")
+    reader = getattr(importlib.import_module(module), function)
+    f, run = reader(path)
+    g = altered(f, *MISREADINGS[name])
+    x = torch.randn(math.prod(twin.shape), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    right, wrong = twin(x), g(x[None]).flatten()
+    k = int((right - wrong).abs().argmax())
+    A = torch.zeros(1, len(right)).double()
+    A[0, k] = (right - wrong)[k].sign()
+
+    def wanted(bound):
+        return Property(x - 1e-6, x + 1e-6, ((A, bound),))
+
+    # the largest value on the box that is proven not to be attained, of either map
+    most, least = (float(A @ y + 1 - verify(h, wanted(A @ y + 1)).margins) for h, y in ((g, wrong), (f, right)))
+    margin = (float(A @ right) - most) / 2
+    assert margin > 0
+    monkeypatch.setattr(READER, lambda *arguments: (altered(reader(*arguments)[0], *MISREADINGS[name]), run))
+    return wanted(A @ right - margin), wanted(torch.tensor([least + margin]).double()), reader
+
+
+@pytest.mark.parametrize("activation", OTHER)
+@pytest.mark.parametrize("name", MISREADINGS)
+def test_a_map_that_is_not_the_file_proves_nothing(name, activation, tmp_path, monkeypatch):
+    path = tmp_path / "network.onnx"
+    fails, holds, reader = planted_misreading(name, activation, path, monkeypatch)
+    assert status_of(path, fails) != "proven"
+    monkeypatch.setattr(READER, reader)
+    assert status_of(path, holds) == "proven"
+
+
+@pytest.mark.parametrize("name", MISREADINGS)
+def test_without_the_guard_each_of_these_is_proven(name, tmp_path, monkeypatch):
+    path = tmp_path / "network.onnx"
+    fails, _holds, _reader = planted_misreading(name, "gelu", path, monkeypatch)
+    monkeypatch.setattr(GUARD, lambda *_arguments, **_options: None, raising=False)
+    assert status_of(path, fails) == "proven"
