@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import howsmooth as hs
-from howsmooth.verification import Property, verify
+from howsmooth.verification import Property, read_onnx, verify
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -326,3 +326,89 @@ def test_without_the_guard_each_of_these_is_proven(name, tmp_path, monkeypatch):
     fails, _holds, _reader = planted_misreading(name, "gelu", path, monkeypatch)
     monkeypatch.setattr(GUARD, lambda *_arguments, **_options: None, raising=False)
     assert status_of(path, fails) == "proven"
+
+
+def of_another_dtype(model):
+    model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+
+
+def with_a_loop(model):
+    graph = helper.make_graph([], "then", [], [helper.make_tensor_value_info(model.graph.node[0].output[0], 1, None)])
+    condition = numpy_helper.from_array(np.array(True), "condition")
+    model.graph.initializer.append(condition)
+    branch = helper.make_node("If", ["condition"], ["branch"], name="If_0", then_branch=graph, else_branch=graph)
+    model.graph.node.insert(1, branch)
+    model.graph.node[2].input[0] = "branch"
+
+
+def second_input(model):
+    model.graph.input.append(helper.make_tensor_value_info("more", 1, [1, 2]))
+
+
+# What is done to a file that is right.
+BROKEN = {
+    "a tensor that is not defined": lambda model: model.graph.node[2].input.__setitem__(0, "nowhere"),
+    "an output that is not defined": lambda model: setattr(model.graph.output[0], "name", "nowhere"),
+    "no output": lambda model: model.graph.ClearField("output"),
+    "no input": lambda model: model.graph.ClearField("input"),
+    "two inputs": second_input,
+    "no nodes": lambda model: model.graph.ClearField("node"),
+    "nothing": lambda model: model.ClearField("graph"),
+    "a newer version of the format": lambda model: setattr(model, "ir_version", 99),
+    "a newer opset": lambda model: setattr(model.opset_import[0], "version", 99),
+    "an opset of long ago": lambda model: setattr(model.opset_import[0], "version", 1),
+    "no opset": lambda model: model.ClearField("opset_import"),
+    "an operator of another domain": lambda model: setattr(model.graph.node[0], "domain", "mine"),
+    "an operator that is not there": lambda model: setattr(model.graph.node[0], "op_type", "MatMull"),
+    "too few inputs of a node": lambda model: model.graph.node[0].input.pop(),
+    "nodes in another order": lambda model: model.graph.node.append(model.graph.node.pop(0)),
+    "two nodes of one output": lambda model: model.graph.node.append(model.graph.node[0]),
+    "weights of another shape": lambda model: model.graph.initializer[0].dims.__setitem__(0, 7),
+    "weights that are missing": lambda model: model.graph.initializer[0].ClearField("raw_data"),
+    "weights that are no numbers": lambda model: setattr(model.graph.initializer[0], "raw_data", b"\xff" * 48),
+    "weights in another file": lambda model: setattr(model.graph.initializer[0], "data_location", 1),
+    "integers as inputs": of_another_dtype,
+    "inputs of unknown length": lambda model: model.graph.input[0].type.tensor_type.ClearField("shape"),
+    "inputs of no length": lambda model: setattr(model.graph.input[0].type.tensor_type.shape.dim[1], "dim_value", 0),
+    "a branch": with_a_loop,
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_broken_file_is_refused_in_a_sentence(how, tmp_path):
+    weights = [[0.5, -1.0, 2.0], [1.0, 0.25, -0.5], [1.0, 1.0, 0.0], [0.0, -1.0, 1.0]]
+    steps = [("MatMul", ["X", weights], {}), ("Relu", ["v0"], {}), ("MatMul", ["v1", np.ones((3, 1))], {})]
+    path = tmp_path / "network.onnx"
+    written(path, [1, 4], [1, 1], steps)
+    holds = Property(
+        torch.zeros(4).double(), torch.ones(4).double(), ((torch.ones(1, 1).double(), torch.ones(1) * 99),)
+    )
+    assert verify(path, holds).status == "proven"
+    model = onnx.load(path)
+    BROKEN[how](model)
+    path.write_bytes(model.SerializeToString())
+    for function, more in ((read_onnx, ()), (verify, (holds,))):
+        with pytest.raises(hs.errors.HowsmoothError) as refused:
+            function(path, *more)
+        assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 0.99])
+def test_a_file_that_was_cut_off_is_refused_in_a_sentence(share, tmp_path):
+    path = tmp_path / "network.onnx"
+    content = Speller(Twin.of(1)).file().model.SerializeToString()
+    path.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(hs.errors.HowsmoothError) as refused:
+        read_onnx(path)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("inputs", [3, 5, 0])
+@pytest.mark.parametrize("outputs", [1, 4])
+def test_a_property_of_other_sizes_is_refused_in_a_sentence(inputs, outputs, tmp_path):
+    path = tmp_path / "network.onnx"
+    written(path, [1, 4], [1, 2], [("MatMul", ["X", np.ones((4, 2))], {}), ("Relu", ["v0"], {})])
+    A, b = torch.ones(1, outputs).double(), torch.ones(1).double()
+    with pytest.raises(hs.errors.HowsmoothError) as refused:
+        verify(path, Property(torch.zeros(inputs).double(), torch.ones(inputs).double(), ((A, b),)))
+    assert "\n" not in str(refused.value)
