@@ -380,9 +380,8 @@ def test_a_broken_file_is_refused_in_a_sentence(how, tmp_path):
     steps = [("MatMul", ["X", weights], {}), ("Relu", ["v0"], {}), ("MatMul", ["v1", np.ones((3, 1))], {})]
     path = tmp_path / "network.onnx"
     written(path, [1, 4], [1, 1], steps)
-    holds = Property(
-        torch.zeros(4).double(), torch.ones(4).double(), ((torch.ones(1, 1).double(), torch.ones(1) * 99),)
-    )
+    one = torch.ones(1, 1).double()
+    holds = Property(torch.zeros(4).double(), torch.ones(4).double(), ((one, 99 * one[0]),))
     assert verify(path, holds).status == "proven"
     model = onnx.load(path)
     BROKEN[how](model)
