@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -26,11 +27,13 @@ class AsItRuns:
         run: The network as it is deployed: by onnxruntime, or as a module.
         exact: Its nodes one by one in float64; None if a node cannot be run so.
         dtype: The precision of its inputs.
+        read: Its nodes, as they were read.
     """
 
     run: Callable[[Tensor], Tensor]
     exact: Callable[[Tensor], Tensor] | None = None
     dtype: torch.dtype = torch.float32
+    read: Any = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """Run the network."""

@@ -117,6 +117,9 @@ class _Reader:
     values: dict[str, Any] = field(default_factory=dict)
     streams: set[str] = field(default_factory=set)
     maps: list[Any] = field(default_factory=list)
+    graph: Any = None
+    # the forms whose sums tokens between blocks are, by their base
+    parts: dict[int, tuple[_AffineForm, ...]] = field(default_factory=dict)
     # what made the numbers of each base, None for tokens; and their shape
     bases: list[tuple[_Attended | _Activated | _Normalised | None, tuple[int, ...]]] = field(default_factory=list)
 
@@ -171,8 +174,8 @@ def read_onnx(path: str | Path) -> Chain:
 
 def read_and_run(path: str | Path) -> tuple[Chain, AsItRuns]:
     """Read a file as a chain of maps, and return it with the network as onnxruntime runs it."""
-    network, _shape = _read(str(path), str(path))
-    return network, session_of(path)
+    network, reader = _read(str(path), str(path))
+    return network, replace(session_of(path), read=reader)
 
 
 def read_module(module: nn.Module, X: Float[Tensor, "n d"]) -> Chain:
@@ -197,13 +200,13 @@ def read_and_run_module(module: nn.Module, shape: Sequence[int], *, tokens: bool
     """
     example = next(module.parameters(), torch.zeros(())).new_zeros(1, *shape)
     name, file = type(module).__name__, written(module, example).getvalue()
-    network, _shape = _read(name, io.BytesIO(file), tokens=tokens)
+    network, reader = _read(name, io.BytesIO(file), tokens=tokens)
 
     def run(x: Tensor) -> Tensor:
         with torch.no_grad():
             return module(x.to(example.dtype).reshape(example.shape)).double().flatten()
 
-    itself = AsItRuns(run, _by_nodes(name, file, _input_of(_loaded(name, io.BytesIO(file)))), example.dtype)
+    itself = AsItRuns(run, _by_nodes(name, file, _input_of(_loaded(name, io.BytesIO(file)))), example.dtype, reader)
     _compare(network, itself, tuple(shape) if tokens else (1, example.numel()))
     return network, itself
 
@@ -288,8 +291,8 @@ def _input_of(model: Any) -> _Input:
     return _Input(inputs[0].name, shape, dtype)
 
 
-def _read(name: str, source: str | io.BytesIO, *, tokens: bool = False) -> tuple[Chain, list[int]]:
-    """Read a network, and the shape of its inputs."""
+def _read(name: str, source: str | io.BytesIO, *, tokens: bool = False) -> tuple[Chain, _Reader]:
+    """Read a network, and return it with its nodes."""
     onnx, model = _require_onnx(), _loaded(name, source)
     given, graph = _input_of(model), model.graph
     if graph.sparse_initializer:
@@ -299,7 +302,7 @@ def _read(name: str, source: str | io.BytesIO, *, tokens: bool = False) -> tuple
     require_room(
         8 * size**2, f"{name} has {size:,} inputs, and what its operations do to each of them", field="network"
     )
-    reader = _Reader(opset, tokens=tokens, streams=_streams(graph.node, given.name))
+    reader = _Reader(opset, tokens=tokens, streams=_streams(graph.node, given.name), graph=graph)
     for tensor in graph.initializer:
         reader.values[tensor.name] = _wide(onnx.numpy_helper.to_array(tensor))
     reader.values[given.name] = reader.identity(given.shape, None)
@@ -314,7 +317,7 @@ def _read(name: str, source: str | io.BytesIO, *, tokens: bool = False) -> tuple
         except Exception as error:  # whatever a strange node is stumbled over: it is not read
             said = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".")
             raise UnsupportedModelError(f"the node {_called(node)} ({node.op_type}) is not read: {said}.") from error
-    return _finish(reader, graph.output[0].name), list(given.shape)
+    return _finish(reader, graph.output[0].name), reader
 
 
 def _called(node: Any) -> str:
@@ -661,6 +664,7 @@ def _added(reader: _Reader, first: _AffineForm, second: _AffineForm) -> _AffineF
     if source != stream.base or not _is_identity(stream):
         raise NotReadError("adds tensors that are not the tokens before a block and what the block makes of them")
     reader.maps.append(Residual(maps[0] if len(maps) == 1 else Chain(*maps)))
+    reader.parts[len(reader.bases)] = (stream, inner)
     # tokens may be written with their axes in another order: they keep it
     return reader.identity(stream.offset.shape, None)
 
@@ -670,6 +674,7 @@ def _next_tokens(reader: _Reader, found: _AffineForm) -> _AffineForm:
     if reader.bases[found.base][0] is None and _is_identity(found) and (found.base or reader.tokens):
         return found
     reader.maps += _maps(reader, found)[1]
+    reader.parts[len(reader.bases)] = (found,)
     return reader.identity(found.offset.shape, None)
 
 
