@@ -99,3 +99,19 @@ def test_the_scripts_of_the_competition(tmp_path, rng):
     assert (tmp_path / "results").read_text(encoding="utf-8") == "unsat\n"
     assert run("run_instance.sh", "v1", "vit", wanted, wanted, tmp_path / "results", 60) == 0
     assert (tmp_path / "results").read_text(encoding="utf-8") == "error\n"
+
+
+def test_a_verdict_is_saved_as_the_file_that_check_reads_or_not_at_all(howsmooth, tmp_path, network, monkeypatch):
+    pytest.importorskip("flint")
+    path, x, label = network
+    for eps, code in ((0.001, 0), (5.0, 1)):
+        wanted, proof = str(written(tmp_path, x, eps, label)), tmp_path / f"{eps}.json"
+        saved = howsmooth("verify", str(path), wanted, "--save", str(proof))
+        assert saved.code == code
+        assert f"Saved and checked: {proof.name}" in saved.out.replace(f"{tmp_path}/", "")
+        assert howsmooth("check", str(proof), "--model", str(path), "--property", wanted).code == 0
+    monkeypatch.setattr("howsmooth.check.checker.FORMAT", "another")
+    refused = howsmooth("verify", str(path), str(written(tmp_path, x, 0.001, label)), "--save", "none.json")
+    assert refused.code == 3
+    assert "Not saved: the proof was cannot check" in refused.err
+    assert not (tmp_path / "none.json").exists()
