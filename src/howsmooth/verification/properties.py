@@ -3,7 +3,6 @@
 import math
 import re
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -189,13 +188,23 @@ def _second_version(path: str | Path, text: str) -> tuple[list[list[list[Atom]]]
     _forms(path, text)  # its parentheses match, and are not too deep for a parser that recurs
     try:
         query = vnnlib.parse_query_string(text)
-    except vnnlib.VNNLibException as error:
-        raise FileError(f"{path} is no VNN-LIB that can be read: {error}") from error
+    except (vnnlib.VNNLibException, UnicodeDecodeError) as error:  # its messages may be broken, or many lines
+        raise FileError(f"{path} is no VNN-LIB that can be read: {' '.join(str(error).split())[:300]}") from error
     if [(len(net.inputs), len(net.outputs), len(net.hidden)) for net in query.networks] != [(1, 1, 0)]:
         raise FileError(f"{path} must speak of one network with one input and one output tensor.")
     net = query.networks[0]
-    conditions = [[list(map(partial(_atom, path), terms)) for terms in a.expr.to_dnf()] for a in query.assertions]
+    conditions = [_multiplied(path, assertion.expr) for assertion in query.assertions]
     return conditions, {"X": math.prod(net.inputs[0].shape), "Y": math.prod(net.outputs[0].shape)}
+
+
+def _multiplied(path: str | Path, expression: Any) -> list[list[Atom]]:
+    """Return a condition as alternatives; the parser's own way has no limit."""
+    kind = type(expression).__name__
+    if kind == "Or":
+        return [terms for part in expression.args for terms in _multiplied(path, part)]
+    if kind == "And":
+        return _all_of(path, [_multiplied(path, part) for part in expression.args])
+    return [[_atom(path, expression)]]
 
 
 def _atom(path: str | Path, comparison: Any) -> Atom:
