@@ -80,7 +80,7 @@ def check_proof(
         return [CheckOutcome("cannot check", str(path), f"deployed must be 'float32', or not given, got {deployed!r}")]
     try:
         claims, about = _read(path)
-        model = opened(model)
+        model = opened(model, about)
         subject = subject_of(model, about)
         read = None if sentence is None else read_sentence(model, sentence)
     except CannotCheck as reason:
