@@ -249,6 +249,12 @@ def test_constants_are_cast_to_the_precision_that_a_node_names(tmp_path):
 
 REFUSED = {
     "another domain": ([("Relu", [X], {"domain": "mine"})], "its domain 'mine' is not that of ONNX"),
+    "a name that is taken": ([("Relu", [X], {"outputs": [X]})], "has the name input"),
+    "a name that is taken by a weight": ([("Add", [X, P(1.0)], {"outputs": ["c0"]})], "has the name c0"),
+    "a quotient of whole numbers by none": (
+        [("Div", [P([1]), P([0])], {}), ("Cast", ["v0"], {"to": TensorProto.FLOAT})],
+        "divides by zero",
+    ),
     "no operation": ([("NoSuchNode", [X], {})], "NoSuchNode"),
     "an operation that is not known": ([("Sin", [X], {})], "not known here"),
     "an attribute that is none": ([("Relu", [X], {"alpha": 1.0})], "'alpha' is not one of opset 17"),

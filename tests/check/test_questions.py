@@ -144,7 +144,10 @@ def test_a_verdict_is_written_checked_or_not_at_all(tmp_path, monkeypatch):
 
     path, other, wanted, _x, _label, _proof = saved()
     verdict, target = verify(path, wanted), tmp_path / "safe.json"
-    assert [outcome.status for outcome in save_checked(target, verdict, path, wanted)] == ["checked"]
+    assert [
+        outcome.status
+        for outcome in save_checked(target, lambda partial: verdict.save(partial, path, wanted), path, property=wanted)
+    ] == ["checked"]
     assert check_proof(target, path, property=wanted)[0].status == "checked"
     assert [each.name for each in tmp_path.iterdir()] == ["safe.json"]
     before = target.read_bytes()
@@ -152,7 +155,7 @@ def test_a_verdict_is_written_checked_or_not_at_all(tmp_path, monkeypatch):
     misread = read_onnx(other)
     monkeypatch.setattr("howsmooth.verification.onnx_network.read_onnx", lambda _path: misread)
     with pytest.raises(AssumptionError):
-        save_checked(target, verdict, path, wanted)
+        save_checked(target, lambda partial: verdict.save(partial, path, wanted), path, property=wanted)
     assert target.read_bytes() == before
     assert [each.name for each in tmp_path.iterdir()] == ["safe.json"]
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -79,7 +80,7 @@ def check_proof(
         return [CheckOutcome("cannot check", str(path), f"deployed must be 'float32', or not given, got {deployed!r}")]
     try:
         claims, about = _read(path)
-        model = opened(model)
+        model = opened(model, about)
         subject = subject_of(model, about)
         read = None if sentence is None else read_sentence(model, sentence)
     except CannotCheck as reason:
@@ -93,29 +94,28 @@ def check_proof(
 
 
 def save_checked(
-    path: str | os.PathLike[str],
-    verdict: Any,
-    network: Any,
-    property: Any,  # noqa: A002
+    path: str | os.PathLike[str], save: Callable[[Path], None], model: Any, **asked: Any
 ) -> list[CheckOutcome]:
-    """Write the proof file of a verdict, and check it as anyone would; only a file that is checked stays.
+    """Write a proof file and check it as anyone would; only a file whose claims are all checked stays.
 
     Args:
         path: A ``.json`` file.
-        verdict: What :func:`~howsmooth.verification.verify` returned.
-        network: What was verified.
-        property: The property.
+        save: Writes the file at the path that it is given, as ``.save`` of results does.
+        model: What the file is about, as for :func:`check_proof`.
+        **asked: What else :func:`check_proof` takes.
 
     Raises:
-        AssumptionError: If the verdict cannot be saved, or its file is not checked.
+        AssumptionError: If a claim is not checked; or whatever ``save`` raises.
     """
     target = Path(path)
     partial = target.with_name(f".{os.getpid()}-{target.name}")
     try:
-        verdict.save(partial, network, property)
-        outcomes = check_proof(partial, network, property=property)
-        if wrong := [outcome for outcome in outcomes if outcome.status != "checked"]:
-            raise AssumptionError(f"the proof was found, but its file is not checked: {wrong[0].why}", field="path")
+        save(partial)
+        outcomes = check_proof(partial, model, **asked)
+        if wrong := [outcome for outcome in outcomes if outcome.status not in ("checked", "replayed")]:
+            raise AssumptionError(
+                f"its proof file is not checked, but {wrong[0].status}: {wrong[0].why}.", field="path"
+            )
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ nothing small is ever left out. Whole numbers and truth values are arrays, and c
 defaults of the model's own opset. What is not known here is refused by the name of its node.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -222,11 +223,17 @@ def _exactly(x: Any) -> Array:
     return value.mid
 
 
+def _quotient(x: Array, y: Array) -> Array:
+    if not np.all(y):
+        raise CannotCheck("it divides by zero")
+    return np.sign(x) * np.sign(y) * (np.abs(x) // np.abs(y))  # towards zero
+
+
 WHOLE: dict[str, Callable[..., Array]] = {
     "Add": np.add,
     "Sub": np.subtract,
     "Mul": np.multiply,
-    "Div": lambda x, y: np.sign(x) * np.sign(y) * (np.abs(x) // np.abs(y)),  # towards zero
+    "Div": _quotient,
     "Neg": np.negative,
     "Abs": np.abs,
     "Min": lambda *parts: np.min(np.broadcast_arrays(*parts), 0),
@@ -577,7 +584,7 @@ class Graph:
         output: The name of its output.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         """Read a file.
 
         Raises:
@@ -636,6 +643,8 @@ class Graph:
         kind, missing = node.op_type, [name for name in node.input if name not in values]
         if node.domain not in ("", "ai.onnx"):
             raise CannotCheck(f"its domain {node.domain!r} is not that of ONNX")
+        if taken := [name for name in node.output if name and name in values]:
+            raise CannotCheck(f"another node or weight has the name {taken[0]} of what it puts out")
         if missing:
             raise CannotCheck(f"nothing known here puts out what it reads, {missing[0]}")
         options, inputs = self._options(node), [values[name] for name in node.input]
@@ -675,12 +684,14 @@ class Graph:
         return found | {"outputs": sum(map(bool, node.output)), "opset": self.opset}
 
 
-def runtime(path: str | Path) -> Callable[[Array], Array] | None:
+def runtime(path: str | os.PathLike[str]) -> Callable[[Array], Array] | None:
     """Return a network as onnxruntime runs it, on vectors; none if that is not there, or does not run the file."""
     try:
         import onnxruntime
 
-        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception:  # it refuses files in many ways
         return None
     (given,) = session.get_inputs()

@@ -17,10 +17,12 @@ from howsmooth.proof_files import Step, file_fingerprint, fingerprint, steps_of
 ARRAY_FILES = (".npz", ".safetensors")
 
 
-def opened(model: Any) -> Any:
-    """Return the model of a name, once for all that is read of it; files of weights and maps as they are."""
-    if not isinstance(model, str | os.PathLike) or is_array_file(model) or is_onnx_file(model):
+def opened(model: Any, about: dict[str, Any]) -> Any:
+    """Return the model of a name, once for all that is read of it; maps and files as they are."""
+    if not isinstance(model, str | os.PathLike) or is_array_file(model) or "steps" not in about:
         return model
+    if Path(model).suffix == ".onnx":
+        raise CannotCheck("the proof is about a map or a model, and no ONNX file")
     from howsmooth.models.load import load
 
     return load(os.fspath(model))
@@ -30,21 +32,22 @@ def subject_of(model: Any, about: dict[str, Any]) -> "list[Step] | Graph":
     """Return what a proof is about: a map as steps, or a network as the graph of its file.
 
     Args:
-        model: A model, a ``.npz`` or ``.safetensors`` file with the arrays of one layer, an ``.onnx`` file, or a map.
+        model: A model, a ``.npz`` or ``.safetensors`` file with the arrays of one layer, an ONNX file, or a map.
         about: What the file says of it: a fingerprint, and of a map the steps without their weights.
 
     Raises:
         CannotCheck: If it has another fingerprint.
     """
-    if is_onnx_file(model) != ("steps" not in about):
-        raise CannotCheck("the proof is about an ONNX file, and needs that" if "steps" not in about else
-                          "the proof is about a map or a model, and no ONNX file")  # fmt: skip
-    if is_onnx_file(model):
+    if "steps" not in about:
+        if not isinstance(model, str | os.PathLike) or is_array_file(model):
+            raise CannotCheck("the proof is about an ONNX file, and needs that")
         try:
             if file_fingerprint(model) == about["sha256"]:
                 return Graph(model)
-        except OSError as error:
-            raise CannotCheck(f"the network cannot be read: {error}") from error
+        except CannotCheck:
+            raise
+        except Exception as error:  # it is not there, or no ONNX file
+            raise CannotCheck(f"the network cannot be read: {str(error).splitlines()[0]}") from error
         raise CannotCheck("the file of the network is another one than that of the proof: it has other bytes")
     try:
         for found in _candidates(model, about):
@@ -59,11 +62,6 @@ def subject_of(model: Any, about: dict[str, Any]) -> "list[Step] | Graph":
 def is_array_file(model: Any) -> bool:
     """Tell whether a model is named by a file of arrays."""
     return isinstance(model, str | os.PathLike) and Path(model).suffix in ARRAY_FILES
-
-
-def is_onnx_file(model: Any) -> bool:
-    """Tell whether a model is named by an ONNX file."""
-    return isinstance(model, str | os.PathLike) and Path(model).suffix == ".onnx"
 
 
 def picked_early(steps: list[Step]) -> list[Step]:

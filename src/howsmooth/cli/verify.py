@@ -91,14 +91,10 @@ def verify(
 
 def _save(path: Path, verdict: "Verdict", network: Path, wanted: Path, *, say_to_err: bool) -> None:
     """Write a verdict as a proof file, and check it; one that does not check is not left."""
-    from howsmooth.check import check_proof
+    from howsmooth.check import save_checked
 
     try:
-        with whole(path) as partial:
-            verdict.save(partial, network, wanted)
-            for outcome in check_proof(partial, network, property=wanted):
-                if outcome.status != "checked":
-                    raise AssumptionError(f"the proof was {outcome.status}: {outcome.why}")
+        save_checked(path, lambda partial: verdict.save(partial, network, wanted), network, property=wanted)
     except AssumptionError as error:
         say(f"Not saved: {error}", err=True)
         raise typer.Exit(CODES["unknown"]) from error
