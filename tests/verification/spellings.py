@@ -364,7 +364,8 @@ class Speller:
         floats = array.dtype.kind == "f"
         array = array.astype(self.dtype) if floats else array
         equal = floats and self.opset >= 9 and array.size and bool((array == array.flat[0]).all())
-        half = floats and self.dtype != "float16" and bool((array.astype(np.float16) == array).all())
+        with np.errstate(over="ignore"):
+            half = floats and self.dtype != "float16" and bool((array.astype(np.float16) == array).all())
         way = self.fork(
             "constant",
             "initialiser",
@@ -1333,11 +1334,11 @@ def spelled(truth, seed, folder, base, only=None):
 
 
 def spelled_until_read(truth, seed, folder, base):
-    """Return what becomes of a spelling, and, while it is refused, of the same one with half of its forks."""
+    """Return what becomes of a spelling, and, while it is refused, of the same one with a third of its forks."""
     outcomes, halves = [spelled(truth, seed, folder, base)], random.Random(seed)
     while outcomes[-1].found in ("refused", "not run") and outcomes[-1].taken:
         left = sorted(outcomes[-1].taken)
-        outcomes.append(spelled(truth, seed, folder, base, set(halves.sample(left, len(left) // 2))))
+        outcomes.append(spelled(truth, seed, folder, base, set(halves.sample(left, len(left) // 3))))
     return outcomes
 
 

@@ -247,6 +247,7 @@ MISREADINGS = {
     "another activation": (hs.maps.MLP, lambda f: {"activation": OTHER[str(f.activation)]}),
     "a bias of one hidden unit": (hs.maps.MLP, lambda f: {"up_bias": put(f.up_bias, 0, f.up_bias[0] + 0.01)}),
     "a bias of one token": (hs.maps.Affine, lambda f: {"bias": put(f.bias, (-1, 0), f.bias[-1, 0] + 0.01)}),
+    "a bias off by a millionth": (hs.maps.Affine, lambda f: {"bias": put(f.bias, (-1, 0), f.bias[-1, 0] + 1e-6)}),
     "affine maps off by 1 %": (hs.maps.Affine, lambda f: {"weight": 1.01 * f.weight}),
     "another eps": (hs.maps.LayerNorm, lambda f: {"eps": 2 * f.eps}),
     "another gain": (hs.maps.LayerNorm, lambda f: {"gain": put(f.gain, 0, 1.01 * f.gain[0])}),
@@ -266,7 +267,7 @@ def with_small_parts(activation):
             break
     up = put(mlp.map.up, (0, 0), float(mlp.map.up.max()) / 1024)
     output = torch.cat([heads.output[:, :one], heads.output[:, one:] / 512], 1)
-    on = put(mlp.map.up_bias, 0, 4.0)  # a unit that is off would hide what is done to it
+    on = put(mlp.map.up_bias, 0, 1.0)  # a unit that is off would hide what is done to it
     steps = (
         dataclasses.replace(attention, map=dataclasses.replace(heads, output=output)),
         dataclasses.replace(mlp, map=dataclasses.replace(mlp.map, up=up, up_bias=on)),
@@ -293,7 +294,7 @@ def planted_misreading(name, activation, path, monkeypatch):
     A[0, k] = (right - wrong)[k].sign()
 
     def wanted(bound):
-        return Property(x - 1e-6, x + 1e-6, ((A, bound),))
+        return Property(x - 1e-9, x + 1e-9, ((A, bound),))
 
     # the largest value on the box that is proven not to be attained, of either map
     most, least = (float(A @ y + 1 - verify(h, wanted(A @ y + 1)).margins) for h, y in ((g, wrong), (f, right)))
