@@ -213,8 +213,8 @@ class Relative(Metric):
         sizes = torch.linalg.vector_norm(X.detach().double(), dim=axes, keepdim=True)
         if not bool((sizes > 0).all()):
             raise AssumptionError(
-                "a relative perturbation needs tokens that are not zero; take the metric 'total', or leave the zero "
-                "token out.",
+                "a relative perturbation needs tokens, and outputs, that are not zero; take the metric 'total', or "
+                "leave the zero token out.",
                 field="metric",
             )
         return Euclidean(name=self.name, words=self.words, scale=1 / sizes)

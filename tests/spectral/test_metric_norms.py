@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 from cases import BATCHED, COMPOSED, JOINT, SINGLE, Case
+from draws import gaussian
 from maps.mechanisms import KINDS
 from oracles import dense_jacobian
 from scipy.optimize import minimize
 
 import howsmooth as hs
 from howsmooth import metrics
-from howsmooth.errors import AssumptionError, DtypeError, NonFiniteError
+from howsmooth.errors import AssumptionError, DtypeError, NonFiniteError, ShapeError
 from howsmooth.linear_operators import Operator, on_tokens
 from howsmooth.maps.derivative import attention_rows
 from howsmooth.maps.real_tokens import RealTokens
@@ -398,6 +399,30 @@ def test_the_condition_number_is_the_norm_times_the_size_of_the_input_over_that_
     worst = hs.local_lipschitz(f, X, rtol=1e-6, seed=rng).lower
     found = hs.local_lipschitz(f, X, metric="condition", rtol=1e-6, seed=rng).lower
     torch.testing.assert_close(found, worst * X.norm() / f(X).norm(), rtol=1e-5, atol=0.0)
+
+
+@pytest.mark.parametrize("metric", ["token", "relative", "condition", "entries", "sum"])
+def test_an_output_that_is_a_vector_is_one_token_in_every_metric(rng, metric):
+    W, X = gaussian(rng, 4, 6), gaussian(rng, 3, 5, 6)
+
+    def pooled(X):
+        return (X.tanh() @ W.mT).mean(-2)
+
+    together = hs.local_lipschitz(pooled, X, metric=metric, seed=rng)
+    for one, x in zip(together, X, strict=True):
+        alone = hs.local_lipschitz(pooled, x, metric=metric, seed=rng)
+        as_tokens = hs.local_lipschitz(lambda X: pooled(X).unsqueeze(-2), x, metric=metric, seed=rng)
+        for found in (one, alone):
+            assert found.lower <= as_tokens.upper * (1 + 1e-9)
+            assert found.upper >= as_tokens.lower * (1 - 1e-9)
+
+
+def test_metrics_that_need_tokens_refuse_other_shapes(rng):
+    with pytest.raises(ShapeError, match=r"'token' needs tokens .* got inputs \(6,\) and outputs \(6,\)"):
+        hs.local_lipschitz(torch.tanh, gaussian(rng, 6), metric="token")
+    f = hs.Attention.random(heads=2, d=6, dtype=torch.float64, seed=rng)
+    with pytest.raises(AssumptionError, match=r"needs tokens and outputs that are tensors, got AttentionJacobian"):
+        hs.local_lipschitz(f.jacobian, gaussian(rng, 5, 6), metric="condition")
 
 
 def test_the_condition_number_of_a_padded_sequence_is_that_of_its_real_tokens(rng):

@@ -1,11 +1,12 @@
 """Half and single precision, and numbers at the ends of their range."""
 
+import copy
 import dataclasses
 import warnings
 
 import pytest
 import torch
-from draws import gaussian
+from draws import gaussian, uniform
 from oracles import dense_jacobian, top
 from torch.testing import assert_close
 
@@ -129,3 +130,108 @@ def test_a_bias_of_values_is_added_to_what_comes_out_and_does_not_enter_the_deri
     value, _jacobian = dataclasses.replace(f, value_bias=bias).value_and_jacobian(X)
     assert_close(value, f(X) + bias.repeat_interleave(2, 0).flatten())
     assert_close(dataclasses.replace(f, value_bias=bias)(X), value)
+
+
+def relative_truth(f, X, metric):
+    """The relative constant, or the condition number, of one input in float64, by a dense SVD."""
+    J, x, y = torch.func.jacrev(f)(X), X, f(X)
+    sizes = (x.norm(dim=-1), y.norm(dim=-1)) if metric == "relative" else (x.norm(), y.norm())
+    before, after = (size.expand(len(rows)) for size, rows in zip(sizes, (x, y), strict=True))
+    return top((J * before[:, None] / after[:, None, None, None]).reshape(y.numel(), x.numel()))
+
+
+def drawn_layers(rng):
+    """Layers of every kind whose value has a bias, which half precision rounds."""
+    d, heads = 6, {name: gaussian(rng, 2, 3, 6) for name in ("query", "key", "value")}
+    attention = hs.Attention(**heads, output=gaussian(rng, 2, d, 3), value_bias=3 * gaussian(rng, 2, 3))
+    sink = dataclasses.replace(attention, sink=gaussian(rng, 2))
+    normed = dataclasses.replace(attention, query_norm=hs.maps.RMSNorm(gain=gaussian(rng, 3)))
+    norm = hs.maps.LayerNorm(gain=gaussian(rng, d), bias=gaussian(rng, d))
+    mlp = hs.maps.MLP(up=gaussian(rng, 8, d), down=gaussian(rng, d, 8), down_bias=10 * gaussian(rng, d))
+    block = hs.maps.Residual(hs.maps.Chain(norm, hs.maps.Sum(attention, mlp)))
+    layers = (attention, sink, normed, norm, mlp, hs.maps.Dense(gaussian(rng, d, d)), hs.maps.Chain(norm, sink), block)
+    module = torch.nn.Sequential(torch.nn.LayerNorm(d), torch.nn.Linear(d, d), torch.nn.GELU(), torch.nn.Linear(d, d))
+    return (*layers, module)
+
+
+@pytest.mark.parametrize("metric", ["relative", "condition"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_relative_constants_hold_the_truth_of_the_given_weights(dtype, metric):
+    for seed in range(4):
+        rng = torch.Generator().manual_seed(seed)
+        for f in drawn_layers(rng):
+            size = 10 ** float(torch.empty(()).uniform_(-3, 3, generator=rng))
+            f, X = f.to(dtype), (size * gaussian(rng, 5, 6)).to(dtype)
+            estimate = hs.local_lipschitz(f, X, metric=metric, confidence=1 - 1e-9, seed=rng)
+            truth = relative_truth(copy.deepcopy(f).to(torch.float64), X.double(), metric)
+            assert estimate.lower.double() <= truth * (1 + 1e-6)
+            assert estimate.upper.double() >= truth * (1 - 1e-6)
+            assert estimate.upper <= estimate.lower * (1 + 1e-3 + 1e-6)
+
+
+def test_relative_constants_hold_where_values_of_heads_cancel_in_float32():
+    """At some tokens by more than at others; relative metrics weigh these most."""
+    for seed in (4, 26, 31, 36, 53, 58):
+        rng = torch.Generator().manual_seed(seed)
+        query, key, value, output = (gaussian(rng, 1, *shape) for shape in ((3, 6), (3, 6), (3, 6), (6, 3)))
+        f = hs.Attention(
+            query=torch.cat([query, query + 1e-3 * gaussian(rng, 1, 3, 6)]),
+            key=torch.cat([key, key]),
+            value=torch.cat([value, value]),
+            output=torch.cat([output, -output]),
+        ).to(torch.float32)
+        X = (gaussian(rng, 5, 6) * 2 ** uniform(rng, 5, 1)).float()
+        estimate = hs.local_lipschitz(f, X, metric="relative", confidence=1 - 1e-9, seed=rng)
+        truth = relative_truth(f.to(torch.float64), X.double(), "relative")
+        assert estimate.lower.double() <= truth <= estimate.upper.double()
+        assert estimate.upper <= 1.01 * estimate.lower
+
+
+def test_scores_of_ten_thousand_are_bracketed_in_compositions(rng):
+    attention = hs.Attention.random(heads=2, d=8, dtype=torch.float64, seed=rng).to(torch.float32)
+    norm = hs.maps.RMSNorm(gain=100 + gaussian(rng, 8)).to(torch.float32)
+    f = hs.maps.Sum(hs.maps.Chain(norm, attention), norm)
+    for _input in range(10):
+        X = gaussian(rng, 12, 8).float()
+        estimate = hs.local_lipschitz(f, X, confidence=1 - 1e-9, seed=rng)
+        assert (
+            estimate.lower.double() <= top(dense_jacobian(f.to(torch.float64), X.double())) <= estimate.upper.double()
+        )
+
+
+def test_a_relative_constant_of_a_module_is_that_in_eval_mode(rng):
+    module = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Dropout(0.9)).double()
+    X = gaussian(rng, 5, 6)
+    estimate = hs.local_lipschitz(module, X, metric="relative", seed=rng)
+    truth = relative_truth(module[0], X, "relative")
+    assert estimate.lower * (1 - 1e-12) <= truth <= estimate.upper * (1 + 1e-12)
+    attention = torch.nn.MultiheadAttention(6, 2, batch_first=True).double()
+    estimate = hs.local_lipschitz(attention, X[None], metric="condition", seed=rng)
+    truth = relative_truth(lambda x: attention(x[None], x[None], x[None])[0][0], X, "condition")
+    assert estimate.lower[0] * (1 - 1e-12) <= truth <= estimate.upper[0] * (1 + 1e-12)
+
+
+def test_rounding_is_counted_in_the_units_of_the_metric(rng):
+    """An output in other units has the same bracket in these units."""
+    f = dataclasses.replace(
+        hs.Attention.random(heads=2, d=6, dtype=torch.float64, seed=rng),
+        query_norm=hs.maps.LayerNorm(gain=gaussian(rng, 3)),
+    )
+    X = gaussian(rng, 5, 6)
+    plain = hs.local_lipschitz(f, X, seed=0)
+    for unit in (1e-5, 1e5):
+        output = hs.metrics.weighted(unit**2 * torch.eye(6, dtype=torch.float64))
+        found = hs.local_lipschitz(f, X, metric=hs.Metrics(input=hs.metrics.total, output=output), seed=0)
+        assert_close(found.lower / unit, plain.lower, rtol=1e-11, atol=0)
+        assert_close(found.upper / unit, plain.upper, rtol=1e-11, atol=0)
+
+
+@pytest.mark.parametrize(("size", "seed"), [(50, 27), (60, 31), (80, 16)])
+def test_features_of_linear_attention_that_underflow_are_measured_in_float64(size, seed):
+    rng = torch.Generator().manual_seed(seed)
+    parts = {name: gaussian(rng, 2, 3, 6) for name in ("query", "key", "value")}
+    f = hs.maps.LinearAttention(**parts, output=gaussian(rng, 2, 6, 3)).to(torch.float32)
+    X = size * gaussian(rng, 5, 6).float()
+    found = hs.local_lipschitz(f, X, metric="sum")
+    truth = dense_jacobian(f.to(torch.float64), X.double()).abs().sum(0).max()
+    assert found.lower.double() <= truth <= found.upper.double()

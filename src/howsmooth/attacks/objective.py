@@ -1,6 +1,5 @@
 """The objective of an attack: a ball of perturbations, counted passes, and the best perturbation so far."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +9,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.errors import DtypeError, ShapeError
-from howsmooth.linear_operators import LinearOperator, Operator, fields_of
+from howsmooth.linear_operators import LinearOperator, fields_of
 from howsmooth.maps.composition import linearised
 from howsmooth.maps.heads import GIBIBYTE
 from howsmooth.maps.protocols import Map
 from howsmooth.metrics import Euclidean, Metric
 from howsmooth.spectral.autograd import evaluate, value_of
-from howsmooth.spectral.operators import CountedOperator, Differentiable, constrained, random_start
+from howsmooth.spectral.metric_norms import as_tokens
+from howsmooth.spectral.operators import CountedOperator, Differentiable, random_start
 
 Target = Callable[[Tensor], Tensor]
 Pullback = Callable[[Tensor], Tensor]
@@ -59,11 +59,6 @@ class PerturbationBall:
         return E
 
 
-def as_tokens(Y: Tensor, batch: tuple[int, ...]) -> Float[Tensor, "*batch m out"]:
-    """Return outputs with two axes behind those of the batch: a vector is one token."""
-    return Y.reshape(*batch, *(1,) * (len(batch) + 2 - Y.ndim), *Y.shape[len(batch) :])
-
-
 def value_and_pullback(f: Callable[[Tensor], Any], Z: Tensor) -> tuple[Float[Tensor, "*shape"], Pullback]:
     """Return the value at ``Z``, and what pulls cotangents back from there."""
     if isinstance(f, Differentiable):
@@ -79,28 +74,6 @@ def value_and_pullback(f: Callable[[Tensor], Any], Z: Tensor) -> tuple[Float[Ten
         return pulled
 
     return recorded.detach(), vjp
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class VectorOutput(Operator):
-    """A derivative whose output is a vector, as one token."""
-
-    op: LinearOperator
-
-    def _push(self, E: Tensor) -> Tensor:
-        return as_tokens(self.op.jvp(E), self.batch)
-
-    def _pull(self, G: Tensor) -> Tensor:
-        return self.op.vjp(G.reshape(*self.batch, *self.op.codomain))
-
-    def constrain(self, E: Tensor) -> Tensor:
-        """Return the part of a perturbation that may move."""
-        return constrained(self.op, E)
-
-
-def vector_output(op: LinearOperator) -> VectorOutput:
-    """Return a derivative whose output is a vector, or a number, as one of one token."""
-    return VectorOutput(op=op, **(fields_of(op) | {"codomain": (1, math.prod(op.codomain))}))
 
 
 def check_value(value: object, X: Tensor) -> None:

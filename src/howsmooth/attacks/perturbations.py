@@ -10,14 +10,14 @@ from torch import Tensor
 
 from howsmooth.attacks.attack_settings import BUDGET, check_attack
 from howsmooth.attacks.methods import METHODS
-from howsmooth.attacks.objective import Objective, PerturbationBall, Target, as_tokens, check_value, vector_output
+from howsmooth.attacks.objective import Objective, PerturbationBall, Target, check_value
 from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.linear_operators import LinearOperator
 from howsmooth.maps.attention import Attention
 from howsmooth.markup import paragraph, strict_json
 from howsmooth.metrics import Euclidean, LargestToken, Metric, Metrics, as_metrics
 from howsmooth.spectral.autograd import linearise, value_of
-from howsmooth.spectral.metric_norms import climb, isometric, metrics_at
+from howsmooth.spectral.metric_norms import as_tokens, climb, isometric, relative_to, vector_output
 from howsmooth.spectral.operators import HALF, measurable, require_map
 from howsmooth.spectral.solvers import spectral_norm
 from howsmooth.theory.around_input.neighbourhood import displacement_uppers
@@ -266,7 +266,7 @@ def prepare(
     check_value(there, X)
     if len(J.codomain) < 2:
         J = vector_output(J)
-    metrics = metrics_at(J, as_metrics(metric), X, as_tokens(there, tuple(X.shape[:-2])))
+    metrics = relative_to(J, as_metrics(metric), X, there)
     if target is None:
         slope = first_order_gain(J, metrics, generator)
     else:

@@ -166,7 +166,7 @@ class ChainJacobian:
                 "the maps of a chain must share their batch axes: give the tokens the batch shape "
                 f"{last.batch} from the start (X.expand), got {first.batch}."
             )
-        self.links = links
+        self.links = self.parts = links
         self.batch, self.domain, self.codomain = last.batch, first.domain, last.codomain
         self.dtype, self.device = last.dtype, last.device
 
@@ -195,7 +195,7 @@ class SumJacobian:
         if any((term.batch, term.codomain) != (first.batch, first.codomain) for term in terms):
             shapes = ", ".join(str((*term.batch, *term.codomain)) for term in terms)
             raise ShapeError(f"the outputs of a sum must have one shape, got {shapes}.", field="maps")
-        self.terms = terms
+        self.terms = self.parts = terms
         self.batch, self.domain, self.codomain = first.batch, first.domain, first.codomain
         self.dtype, self.device = first.dtype, first.device
 
@@ -216,7 +216,7 @@ class ResidualJacobian:
     """The identity plus a Jacobian."""
 
     def __init__(self, inner: Jacobian) -> None:
-        self.inner = inner
+        self.inner, self.parts = inner, (inner,)
         self.batch, self.domain, self.codomain = inner.batch, inner.domain, inner.codomain
         self.dtype, self.device = inner.dtype, inner.device
 

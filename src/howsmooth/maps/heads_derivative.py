@@ -87,17 +87,22 @@ class HeadsJacobian(Operator, ABC):
         dq, dk = (x.view(*self.lead, *shape, x.shape[-1]) for x in (dq, dk))
         return self.projections.vjp(dq, dk, dv.view(*shape, dv.shape[-1]))
 
-    def cancelled(self, E: Float[Tensor, "*batch n d"]) -> tuple[float, float]:
+    def cancelled(
+        self, E: Float[Tensor, "*batch n d"], scale: Float[Tensor, "*batch #n 1"] | None = None
+    ) -> tuple[float, float]:
         r"""Return the cancellation ratios of :math:`JE`: over heads, and over all terms.
 
         The first is :math:`\sum_h|W_hJ_hE|/|JE|`, since the rounding errors of weights are relative to each head's
         product, not to their sum. The second also counts the terms within a head, which are large if values have a
-        large bias.
+        large bias. Responses are multiplied by the ``scale`` of their tokens.
         """
         moves, v = self.projections.jvp(E), self.projections.layout.v
         n = self.domain[0]
         # the means of every head, as every operator of the batch has them
         means, terms = (x.reshape(*self.batch, -1, n, v) for x in self.push_terms(*moves))
+        if scale is not None:
+            share = (scale / scale.amax((-2, -1), keepdim=True)).to(means).unsqueeze(-3)
+            means, terms = means * share, terms * share
         within = _ratio(terms.flatten(-3).norm(dim=-1), means.flatten(-3).norm(dim=-1))
         between = torch.ones_like(within)
         if self.output is not None:

@@ -82,9 +82,11 @@ class WeightedJacobian(Operator):
         """Bound the absolute rounding error beyond that, amplified by the roots of the masses."""
         return self.plain.derivative_rounding * float(self.roots.max() / self.roots.min())
 
-    def cancelled(self, E: Float[Tensor, "*batch n d"]) -> tuple[float, float]:
+    def cancelled(
+        self, E: Float[Tensor, "*batch n d"], scale: Float[Tensor, "*batch #n 1"] | None = None
+    ) -> tuple[float, float]:
         """Return the cancellation ratios over heads and over all terms."""
-        return self.plain.cancelled(E / self.roots)
+        return self.plain.cancelled(E / self.roots, self.roots if scale is None else self.roots * scale)
 
     def _push(self, E: Tensor) -> Tensor:
         return self.roots * self.plain.jvp(E / self.roots)

@@ -55,7 +55,7 @@ class OnRealTokens:
     """An operator between sequences, restricted to real tokens on both sides."""
 
     def __init__(self, inner: Any, real: Bool[Tensor, "*batch n"]) -> None:
-        self.inner = inner
+        self.inner, self.parts = inner, (inner,)
         self.real = real.expand(*inner.batch, real.shape[-1])
         self.batch, self.domain, self.codomain = inner.batch, inner.domain, inner.codomain
         self.dtype, self.device = inner.dtype, inner.device
@@ -98,9 +98,11 @@ class RealAttentionJacobian(RealTokensJacobian):
         """Bound the absolute rounding error beyond that."""
         return self.inner.derivative_rounding
 
-    def cancelled(self, E: Float[Tensor, "*batch n d"]) -> tuple[float, float]:
+    def cancelled(
+        self, E: Float[Tensor, "*batch n d"], scale: Float[Tensor, "*batch #n 1"] | None = None
+    ) -> tuple[float, float]:
         """Return the cancellation ratios over heads and over all terms."""
-        return self.inner.cancelled(zero_padding(E, self.real))
+        return self.inner.cancelled(zero_padding(E, self.real), scale)
 
     def guess(self) -> Float[Tensor, "*batch n d"]:
         """Return an approximate top right singular vector."""

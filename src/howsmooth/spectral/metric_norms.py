@@ -15,11 +15,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.linear_operators import LinearOperator, Operator, fields_of, take
 from howsmooth.metrics import Euclidean, LargestEntry, LargestToken, Metric, Metrics, Relative, SumOfEntries, total
+from howsmooth.spectral.autograd import evaluate
 from howsmooth.spectral.estimates import NormEstimate, Status
 from howsmooth.spectral.operators import (
+    HALF,
     CountedOperator,
+    Differentiable,
+    Recastable,
     Separable,
     basis_vector,
     compressed,
@@ -139,10 +144,74 @@ def has_proof(metrics: Metrics) -> bool:
     return tokens or wanted.dual_ball_of_basis or given.ball_of_basis
 
 
-def metrics_at(op: LinearOperator, metrics: Metrics, X: Tensor, Y: Tensor) -> Metrics:
+def in_metrics(f: Any, op: LinearOperator, metrics: Metrics, X: Any) -> tuple[LinearOperator, Metrics]:
+    """Return the derivative of ``f`` at ``X`` between tokens, and metrics at these tokens and their values.
+
+    Values are those of the given weights: in half precision they would be as far off as relative metrics then are, and
+    in single precision too, where they cancel. Maps that can be had in float64 are evaluated there.
+
+    Raises:
+        ShapeError: If a metric needs tokens, and inputs or outputs are of other shapes.
+        AssumptionError: If something is relative to what is not a tensor.
+    """
+    if metrics.input is total and metrics.output is total:
+        return op, metrics
+    if len(op.domain) != 2 or len(op.codomain) > 2:
+        raise ShapeError(
+            f"the metric {metrics.name!r} needs tokens (*batch, n, d), and outputs of that form or one vector for each "
+            f"input; got inputs {op.domain} and outputs {op.codomain}; take the metric 'total'.",
+            field="metric",
+        )
+    op = vector_output(op) if len(op.codomain) < 2 else op
+    if not metrics.depend_on_tokens:
+        return op, metrics
+    Y = X
+    if isinstance(metrics.output, Relative) and isinstance(X, Tensor):
+        recast = isinstance(f, Differentiable) and isinstance(f, Recastable)
+        g: Callable[[Tensor], Any] = f.to(torch.float64) if recast else f
+        Z = X.double() if recast else X.float() if X.dtype in HALF else X
+        with torch.no_grad():
+            Y = g(Z) if isinstance(g, Differentiable) else evaluate(g, Z)[1]
+    if not isinstance(Y, Tensor):
+        raise AssumptionError(
+            f"the metric {metrics.name!r} needs tokens and outputs that are tensors, got "
+            f"{type(Y).__name__}; take the metric 'total'.",
+            field="metric",
+        )
+    return op, relative_to(op, metrics, X, Y)
+
+
+def relative_to(op: LinearOperator, metrics: Metrics, X: Tensor, Y: Tensor) -> Metrics:
     """Return metrics at the tokens where a derivative is taken, and their outputs; padding has no part in norms."""
     together = isinstance(metrics.input, Relative) and not metrics.input.per_token
-    return metrics.at(constrained(op, X) if together else X, Y)
+    return metrics.at(constrained(op, X) if together else X, as_tokens(Y, op.batch))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VectorOutput(Operator):
+    """A derivative whose output is a vector, as one token."""
+
+    op: LinearOperator
+
+    def _push(self, E: Tensor) -> Tensor:
+        return as_tokens(self.op.jvp(E), self.batch)
+
+    def _pull(self, G: Tensor) -> Tensor:
+        return self.op.vjp(G.reshape(*self.batch, *self.op.codomain))
+
+    def constrain(self, E: Tensor) -> Tensor:
+        """Return the part of a perturbation that may move."""
+        return constrained(self.op, E)
+
+
+def vector_output(op: LinearOperator) -> VectorOutput:
+    """Return a derivative whose output is a vector, or a number, as one of one token."""
+    return VectorOutput(op=op, **(fields_of(op) | {"codomain": (1, math.prod(op.codomain))}))
+
+
+def as_tokens(Y: Tensor, batch: tuple[int, ...]) -> Float[Tensor, "*batch m out"]:
+    """Return outputs with two axes behind those of the batch: a vector is one token."""
+    return Y.reshape(*batch, *(1,) * (len(batch) + 2 - Y.ndim), *Y.shape[len(batch) :])
 
 
 def isometric(op: LinearOperator, given: Metric, wanted: Metric) -> LinearOperator:

@@ -71,8 +71,20 @@ class Rounded(Protocol):
     def derivative_rounding(self) -> float:
         """The absolute error beyond that, of the product with a unit vector."""
 
-    def cancelled(self, E: Tensor) -> tuple[float, float]:
-        """Return the cancellation ratios of the product with ``E``: over its parts, and over their terms."""
+    def cancelled(self, E: Tensor, scale: Tensor | None = None) -> tuple[float, float]:
+        """Return the cancellation ratios of the product with ``E``: over its parts, and over their terms.
+
+        The norm is that of responses times ``scale``, a number for each token.
+        """
+
+
+@runtime_checkable
+class Composed(Protocol):
+    """An operator that is made of others."""
+
+    @property
+    def parts(self) -> tuple[LinearOperator, ...]:
+        """The derivatives of the maps that it is made of."""
 
 
 @runtime_checkable

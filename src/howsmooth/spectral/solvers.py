@@ -19,8 +19,9 @@ from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.bidiagonalisation import Bidiagonalisation
 from howsmooth.spectral.estimates import NormEstimate, SingularValues, Status, gravest
 from howsmooth.spectral.lanczos_upper_bound import least_overlap
-from howsmooth.spectral.metric_norms import bracket_in, has_proof, metrics_at
+from howsmooth.spectral.metric_norms import bracket_in, has_proof, in_metrics
 from howsmooth.spectral.operators import (
+    Composed,
     Differentiable,
     Guessing,
     Recastable,
@@ -79,7 +80,8 @@ def local_lipschitz(
     The number between the two ends is the constant of the map with these weights at these tokens, not that of its
     rounded forward pass. For attention, both ends are widened by a first-order bound on the effect of rounded scores,
     :math:`4\epsilon(\max|q_i||k_j| + 8)`, norms and terms; where that exceeds a tenth of ``rtol``, float32 is measured
-    in float64. Compositions and callables are measured as they compute.
+    in float64. In a composition these bounds are added up, and how errors grow from map to map is not counted; other
+    maps and callables are measured as they compute.
 
     Args:
         f: A map with a ``jacobian``, a callable that returns a linear operator, or any callable or module on tensors.
@@ -119,8 +121,7 @@ def local_lipschitz(
     if positions is not None:
         raise AssumptionError("positions are those of tokens that a group shares out; give group.", field="positions")
     op = linearise(f, X)
-    if metrics.depend_on_tokens:
-        metrics = metrics_at(op, metrics, X, f(X))
+    op, metrics = in_metrics(f, op, metrics, X)
     check_settings(op, rtol, chance, max_steps)  # the result has this dtype, whatever measures it
     given, share, visible = op.dtype, widening(op), VISIBLE_SHARE * rtol
     # the part of rtol that is set aside for rounding
@@ -137,7 +138,7 @@ def local_lipschitz(
                 confidence,
                 generator,
             )
-        return estimate, _rounding_errors(op, estimate, share)
+        return estimate, _rounding_errors(op, estimate, share, metrics)
 
     recast = given == torch.float32 and isinstance(f, Recastable)
     if not (recast and share > visible):
@@ -145,7 +146,8 @@ def local_lipschitz(
         recast = recast and _exceeds_allowance(found, *errors, allowance)
     if recast and isinstance(f, Recastable):
         # Why not always in float64: twice the time and the memory, for digits that were not asked for.
-        op = linearise(f.to(torch.float64), X.to(torch.float64))
+        f, X = f.to(torch.float64), X.to(torch.float64)
+        op, metrics = in_metrics(f, linearise(f, X), metrics, X)
         found, errors = bracket(op, widening(op))
     _warn(found, stacklevel=3)
     return found if errors == (0.0, 0.0) else widened(found, *errors, given if recast else None)
@@ -180,12 +182,17 @@ def _over_group(
 
 
 def widening(op: LinearOperator) -> float:
-    """Bound the relative effect of the rounding of the forward pass on the norm; zero if unknown."""
-    return FORWARD_FACTOR * op.forward_rounding if isinstance(op, Rounded) else 0.0
+    """Bound the relative effect of the rounding of the forward pass on the norm; zero if unknown.
+
+    In a composition it is the sum over its parts.
+    """
+    if isinstance(op, Rounded):
+        return FORWARD_FACTOR * op.forward_rounding
+    return sum(widening(part) for part in op.parts) if isinstance(op, Composed) else 0.0
 
 
-def _rounding_errors(op: LinearOperator, found: NormEstimate, share: float) -> tuple[float, float]:
-    """Bound the relative and the absolute rounding error of the norm.
+def _rounding_errors(op: LinearOperator, found: NormEstimate, share: float, metrics: Metrics) -> tuple[float, float]:
+    """Bound the relative and the absolute rounding error of the norm between metrics.
 
     If heads cancel, rounding errors are bounded per head, and always by all terms of the product with the direction.
     The relative error is infinite where what is left after cancellation may be rounding alone.
@@ -193,12 +200,15 @@ def _rounding_errors(op: LinearOperator, found: NormEstimate, share: float) -> t
     if not isinstance(op, Rounded):
         return share, 0.0
     with torch.no_grad():
-        over_heads, over_terms = op.cancelled(found.direction)
+        over_heads, over_terms = op.cancelled(found.direction, getattr(metrics.output, "scale", None))
     eps = torch.finfo(op.dtype).eps
     if over_heads > USUAL_HEAD_RATIO:
         share = over_heads * max(share, PRODUCT_UNITS * eps)
     share += SOLVER_UNITS * eps * over_terms
     shift = op.derivative_rounding
+    if shift > 0:  # of unit vectors of the Euclidean norm, in that norm
+        (n, d), (m, out) = op.domain, op.codomain
+        shift *= metrics.input.euclidean_ratios((n, d))[0] * metrics.output.euclidean_ratios((m, out))[1]
     return share if share < 1 else math.inf, math.inf if math.isnan(shift) else shift
 
 

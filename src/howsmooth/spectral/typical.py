@@ -18,7 +18,7 @@ from howsmooth.markup import paragraph, strict_json, table
 from howsmooth.metrics import Euclidean, LargestToken, Metric, Metrics, Relative, as_metrics, total
 from howsmooth.spectral.autograd import linearise
 from howsmooth.spectral.estimates import NormEstimate
-from howsmooth.spectral.metric_norms import bracket_in, isometric, metrics_at
+from howsmooth.spectral.metric_norms import bracket_in, in_metrics, isometric
 from howsmooth.spectral.operators import (
     basis_vector,
     broadcast,
@@ -145,8 +145,7 @@ def typical_gain(
             field="metric",
         )
     op = linearise(f, X)
-    if metrics.depend_on_tokens:
-        metrics = metrics_at(op, metrics, X, f(X))
+    op, metrics = in_metrics(f, op, metrics, X)
     if isinstance(metrics.input, Euclidean) and isinstance(metrics.output, Euclidean):
         op = isometric(op, metrics.input, metrics.output)
         return typical_gain_of(op, samples=samples, confidence=confidence, seed=seed)

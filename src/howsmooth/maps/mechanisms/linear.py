@@ -303,9 +303,14 @@ class LinearJacobian(HeadsJacobian):
     @property
     def forward_rounding(self) -> float:
         r"""The share of a sum that rounding may have changed: features are as large as :math:`e^x` or x."""
-        smallest = min(float(x.detach().abs().min()) for x in (self.a, self.b))
-        exponent = -math.log(smallest) if smallest > 0 else 0.0
-        return torch.finfo(self.dtype).eps * (max(exponent, 0.0) + 8)
+        info, sizes = torch.finfo(self.dtype), [x.detach().abs() for x in (self.a, self.b)]
+        smallest = min(float(x.min()) for x in sizes)
+        exponent, lost = -math.log(smallest) if smallest > 0 else 0.0, 0.0
+        if smallest == 0 and self.total is not None:  # exponentials below the range of the numbers are left out
+            exponent = -math.log(info.tiny)
+            largest, least = max(float(x.max()) for x in sizes), float(self.total.detach().min())
+            lost = info.tiny * self.domain[0] * self.a.shape[-1] * largest / least if least > 0 else math.inf
+        return info.eps * (max(exponent, 0.0) + 8) + lost
 
     @property
     def query_rounding(self) -> float:

@@ -181,9 +181,9 @@ def _measured(f: "Measurable", X: "Tensor", cell: Sequence[TextAsk], places: Seq
     """Measure a map at a batch of inputs; ``places`` says where in the batch each ask of the cell stands."""
     import torch
 
-    from howsmooth.attacks.objective import as_tokens, vector_output
     from howsmooth.metrics import as_metrics
     from howsmooth.spectral.autograd import linearise
+    from howsmooth.spectral.metric_norms import as_tokens, in_metrics, vector_output
     from howsmooth.spectral.operators import dimension, norm_of_parts, norms
     from howsmooth.studies.resources import seeded
 
@@ -194,11 +194,11 @@ def _measured(f: "Measurable", X: "Tensor", cell: Sequence[TextAsk], places: Seq
         J = vector_output(J)
     with torch.no_grad():
         Y = as_tokens(f(X), J.batch)
-        metrics = as_metrics(first.metric).at(X, Y)
+        J, metrics = in_metrics(f, J, as_metrics(first.metric), X)
         estimate = _bracket(J, metrics, first.solver, generator)
         gains = _typical_gain(J, metrics, estimate, directions, generator)
         # ‖Jᵀf(X)‖^½ is what iterating on the value instead of the tangent converges to
-        released = norms(J.vjp(f(X).to(J.dtype)), J.batch).sqrt() if first.released else None
+        released = norms(J.vjp(Y.to(J.dtype)), J.batch).sqrt() if first.released else None
         sizes = norm_of_parts(metrics.input.size(X)), norm_of_parts(metrics.output.size(Y))
     relative, proven = estimate.lower.double() * sizes[0] / sizes[1], _certificates(f, X, first)
     return [
