@@ -2,7 +2,9 @@
 
 import os
 import secrets
+import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,11 +72,27 @@ COPIES = 12
 
 @contextmanager
 def whole(target: Path) -> Iterator[Path]:
-    """Write to the path that this yields; it becomes ``target`` only when all went well."""
+    """Write to the path that this yields; it becomes ``target`` only when all went well.
+
+    A link stays, and what it leads to is written. A pipe or a device is written into, never replaced.
+    """
+    if target.name == "-":
+        raise FileError("'-' is no file: to print what would be written, name /dev/stdout.")
+    ending = target.suffix
+    stream = target.absolute().is_relative_to("/dev") or (target.exists() and not target.is_file())
+    if target.is_symlink() and not stream:
+        target = target.resolve()
+    folder = Path(tempfile.gettempdir()) if stream else target.parent
     # a name of its own for every writer; the ending stays: writers look at it
-    partial = target.with_name(f".partial-{secrets.token_hex(8)}{target.suffix}")
+    partial = folder / f".partial-{secrets.token_hex(8)}{ending}"
     try:
         yield partial
+        if stream:
+            with partial.open("rb") as done, target.open("ab") as out:
+                shutil.copyfileobj(done, out)
+            return
+        if target.exists():
+            shutil.copymode(target, partial)
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)

@@ -282,3 +282,15 @@ def test_recipes_are_written_as_other_tools_read_them(llama, windows):
 
 def matches(pattern, name):
     return re.match(pattern.removeprefix("re:"), name.removesuffix(".weight")) is not None
+
+
+def test_what_is_rounded_while_it_is_computed_takes_no_room_in_a_recipe():
+    error = hs.budgets.places.Error
+    weights = [error(name=f"w{k}", scheme="int4:g64", numbers=100, bits=4.25, squared=1.0) for k in range(3)]
+    kernels = [error(name=f"module{k}", scheme="kernel:bf16", numbers=10_000, bits=16.0, squared=1.0) for k in range(3)]
+    values = torch.ones(1, 4, 6, dtype=torch.float64)
+    choice = RecipeChoice.of([*weights, *kernels], values, 1)
+    assert choice.names == ("w0", "w1", "w2")
+    assert choice.total_bits(choice.within(bits=0.5 * float(choice.bits[:, -1].sum()))) <= 0.5 * 300 * 16
+    with pytest.raises(hs.errors.AssumptionError, match="a recipe chooses the bits of weights"):
+        RecipeChoice.of(kernels, values[..., 3:], 1)

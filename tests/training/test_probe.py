@@ -266,3 +266,8 @@ def test_what_cannot_be_probed_is_refused():
     linear = nn.Linear(2, 2)
     with hs.probe(linear, every=1), pytest.raises(AssumptionError, match="attn_implementation='sdpa'"):
         linear(torch.ones(2))
+
+
+def test_a_probe_outside_of_its_block_says_so():
+    with pytest.raises(hs.errors.AssumptionError, match="within its `with` block, and none was opened"):
+        hs.probe(torch.nn.MultiheadAttention(4, 2)).step()

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from howsmooth.budgets.effects import Effect, layer_of
 from howsmooth.budgets.places import Error
-from howsmooth.budgets.schemes import UNROUNDED_BITS
+from howsmooth.budgets.schemes import COMPUTED, UNROUNDED_BITS
 from howsmooth.errors import AssumptionError, nearest
 
 KEEP = "keep"
@@ -76,7 +76,20 @@ class RecipeChoice:
     def of(
         cls, errors: Sequence[Error], values: Float[Tensor, "windows passes errors"], positions: int
     ) -> "RecipeChoice":
-        """Arrange inner products by matrix and scheme; an option that a matrix does not have is infinitely large."""
+        """Arrange inner products by matrix and scheme; an option that a matrix does not have is infinitely large.
+
+        What is rounded while it is computed takes no room, and is no matrix of a recipe.
+
+        Raises:
+            AssumptionError: If nothing that is stored is rounded.
+        """
+        stored = [k for k, error in enumerate(errors) if error.scheme.partition(":")[0] not in COMPUTED]
+        if not stored:
+            raise AssumptionError(
+                "a recipe chooses the bits of weights, and these schemes round none; add one such as int4:g64.",
+                field="schemes",
+            )
+        errors, values = [errors[k] for k in stored], values[..., stored]
         names = tuple(dict.fromkeys(error.name for error in errors))
         options = (*dict.fromkeys(error.scheme for error in errors), KEEP)
         draws = values.double().flatten(0, 1)

@@ -23,6 +23,8 @@ Rounding = Callable[[Tensor, str], Tensor]
 UNROUNDED_BITS, SCALE_BITS = 16.0, 16
 # Where an error enters, by the first word of a scheme; the weights of linear maps if there is none of these.
 PLACES = ("weights", "embeddings", "kv", "kv-channel", "residual", "kernel")
+# Those where nothing is stored: what is computed is rounded, so that no recipe chooses its bits.
+COMPUTED = ("residual", "kernel")
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 EIGHT_BITS = {"fp8": torch.float8_e4m3fn, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 NF4_GROUP = 64

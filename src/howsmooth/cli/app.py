@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
 INTERRUPTED = 130
 
 
@@ -51,9 +55,17 @@ def _raise(_number: int, frame: FrameType | None) -> None:
 def _stop(_number: int = 0, _frame: FrameType | None = None) -> None:
     # whoever cannot wait presses again meanwhile
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave(b"Stopped.\n")
+
+
+def leave(said: bytes) -> "NoReturn":
+    """End a command that was interrupted, whatever threads are still at work.
+
+    Why not sys.exit: on its way out the interpreter joins threads, or ends them in the middle of compiled code, and
+    may end by a signal in place of our code. Records are kept by transactions, and files are written whole or not at
+    all.
+    """
     with suppress(Exception):  # the signal may have come in the middle of a flush
         sys.stdout.flush()
-    os.write(2, b"Stopped.\n")
-    # Why not sys.exit: on its way out the interpreter joins threads, and may end by the signal in place of our code.
-    # Records are kept by transactions, and files are written whole or not at all.
+    os.write(2, said)
     os._exit(INTERRUPTED)

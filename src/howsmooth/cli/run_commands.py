@@ -17,7 +17,7 @@ import typer
 
 import howsmooth as hs
 from howsmooth.cli import torchrun
-from howsmooth.cli.app import INTERRUPTED, stoppable
+from howsmooth.cli.app import stoppable
 from howsmooth.cli.options import OptionJson, checked, option_groups
 from howsmooth.cli.printing import begin, go_on, in_options, print_json, say, visible_console
 from howsmooth.errors import AssumptionError, ConvergenceWarning, FileError
@@ -479,8 +479,7 @@ def exit_with_failures(failures: "Sequence[Failure]", *, interrupted: bool, kept
 
     say_failures(failures)
     if interrupted:
-        say(f"Stopped: {kept}; the same command goes on from there.", err=True)
-        sys.exit(INTERRUPTED)
+        leave(f"Stopped: {kept}; the same command goes on from there.\n".encode())
     if failures:
         sys.exit(FAILED)
 

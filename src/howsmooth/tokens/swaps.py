@@ -2,18 +2,20 @@
 
 import dataclasses
 import functools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.maps.attention import Attention
 from howsmooth.markup import strict_json
 from howsmooth.models.inputs.model_inputs import read_sentence
+from howsmooth.models.load import load
 from howsmooth.models.parts.ends import entrance
 from howsmooth.models.transformer import Transformer
 from howsmooth.tokens.methods import CLASSES, METHODS, Outputs, Trials, swapped
@@ -92,7 +94,7 @@ class Swap:
 
 @torch.no_grad()
 def swap(
-    model: Transformer,
+    model: Transformer | str | os.PathLike[str] | nn.Module,
     tokens: Int[Tensor, " n"] | Sequence[int] | str,
     *,
     map: str = "attention",  # noqa: A002 — the word everywhere else
@@ -114,7 +116,7 @@ def swap(
     tried by true forward passes.
 
     Args:
-        model: The model.
+        model: What :func:`load` takes, or what it returned.
         tokens: One sequence, without padding; or a sentence, read between the special tokens of the model.
         map: Which output: a map of a layer, or one of the whole model such as ``sentence`` or ``logits``.
         layer: Of which layer, where it is a map of one.
@@ -137,6 +139,7 @@ def swap(
         UnsupportedModelError: If the model reads no tokens, or has no tokenizer where words are asked for.
     """
     method = check_search(map, layer=layer, edits=edits, method=method, budget=budget)
+    model = model if isinstance(model, Transformer) else load(model)
     tokens = tensor_of(read_sentence(model, tokens) if isinstance(tokens, str) else tokens, "tokens")
     if tokens.ndim != 1:
         raise ShapeError(f"tokens must be one sequence (n,), got {tuple(tokens.shape)}.", field="tokens")

@@ -75,7 +75,11 @@ class Probe:
         self._model, self._every, self._limit = unwrapped(model), every, float(limit)
         self._window = LOOKS * every if window is None else window
         self._sinks = [as_sink(sink) for sink in sinks]
-        self._resources, self._blocks = contextlib.ExitStack(), 0  # blocks may be nested: callbacks open one, too
+        self._resources, self._blocks, self._opened = (
+            contextlib.ExitStack(),
+            0,
+            False,
+        )  # blocks may be nested: callbacks open one, too
         self._pass = contextlib.ExitStack()
         self._layers: list[list[HeadReading]] = []
         self._real: Tensor | None = None
@@ -84,7 +88,7 @@ class Probe:
         self.looks: list[Look] = []
 
     def __enter__(self) -> "Probe":
-        self._blocks += 1
+        self._blocks, self._opened = self._blocks + 1, True
         if self._blocks > 1:
             return self
         self._training, self._begin = self._model.training, time.perf_counter()
@@ -115,7 +119,16 @@ class Probe:
         return self._spent / max(time.perf_counter() - self._begin - self._spent, 1e-9)
 
     def step(self, _batch: object = None) -> Look | None:
-        """Return what the last forward pass showed, once; what the callbacks of Trainers call."""
+        """Return what the last forward pass showed, once; what the callbacks of Trainers call.
+
+        Raises:
+            AssumptionError: If no ``with`` block was ever opened: nothing would be recorded.
+        """
+        if not self._opened:
+            raise AssumptionError(
+                "the probe records within its `with` block, and none was opened: train within "
+                "`with hs.probe(model) as probe:`."
+            )
         found = self.looks[-1] if self._unseen else None
         self._unseen = False
         return found
