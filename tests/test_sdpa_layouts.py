@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from layouts import LAYOUTS
+from layouts import LAYOUTS, SEPARATE
 from torch import nn
 from torch.autograd import forward_ad
 from torch.func import jacrev, jvp, vjp, vmap
@@ -138,11 +138,15 @@ def compare(problem, attention=hs.sdpa, *, rounded=None):
         *of_varied(formula, exact, lambda y: y.contiguous()), tuple(y.double() for y in dx), g.double().contiguous()
     )
     assert len(found) == len(wanted)
-    # what cancels leaves the rounding of its terms: more of it in each order
+    # what cancels leaves the rounding of its terms: more of it in each order, and where numbers are repeated it adds up
     terms = (2, 20, 200)[(len(found) > 1) + (problem.transform in ("vjp of jvp", "double backward"))]
-    for a, b in zip(found, wanted, strict=True):
+    separate = {*problem.layouts, problem.cotangent} <= SEPARATE.keys()
+    repeats = 1 if separate else 40 if dtype in HALF else max(y.numel() for y in x)
+    for place, (a, b) in enumerate(zip(found, wanted, strict=True)):
         assert a.shape == b.shape
-        assert error(a, b) <= 25 * torch.finfo(dtype).eps * (float(b.detach().abs().amax()) + terms)
+        eps = max(torch.finfo(dtype).eps, torch.finfo(a.dtype).eps)  # a mask may be of less precision
+        allowed = 25 * eps * (float(b.detach().abs().amax()) + terms * (repeats if place else 1))
+        assert error(a, b) <= allowed, problem
     return found[0], wanted[0]
 
 
@@ -164,10 +168,9 @@ def test_half_precision_and_autocast_are_at_least_as_accurate_as_torch(problem):
         assert value.dtype in HALF
         if problem.transform == "value":
             x = [LAYOUTS[name](y) for name, y in zip(problem.layouts, problem.x, strict=True)]
-            try:
-                theirs = error(functional.scaled_dot_product_attention(*x, **problem.options), exact)
-            except RuntimeError:  # products that refuse rows which overlap
-                theirs = math.inf
+            if not set(problem.layouts) <= SEPARATE.keys():  # torch's products may refuse rows that overlap
+                x = [y.contiguous() for y in x]
+            theirs = error(functional.scaled_dot_product_attention(*x, **problem.options), exact)
             assert not error(value, exact) > max(theirs, error(exact.to(value.dtype), exact))
 
 
