@@ -1307,7 +1307,7 @@ def examined_miss(truth, file, folder):
     def judge(path, run, fast):
         box = truth.lower + (truth.upper - truth.lower) * torch.rand(200, len(truth.lower), dtype=torch.float64)
         wanted = torch.stack([run(file.inputs(x)) for x in torch.cat([truth.points, box])]) / file.output_scale
-        size, values = float(wanted.abs().max()), wanted @ truth.rows.T
+        size, values = max(truth.size, float(wanted.abs().max())), wanted @ truth.rows.T
         most, near = values.amax(0), NEAR * (values.amax(0) - values.amin(0)) + COMPUTED[file.dtype] * size
         row = int((most - near - truth.most).argmax())
         fails = truth.of_file(file, [row], most - near)

@@ -28,7 +28,7 @@ def described(outcome):
     return f"{outcome.said}; written with {outcome.taken or 'the first way everywhere'}"
 
 
-@pytest.mark.parametrize("network", range(NETWORKS))
+@pytest.mark.parametrize("network", [k if k < 10 else pytest.param(k, marks=pytest.mark.slow) for k in range(NETWORKS)])
 def test_every_spelling_of_a_network_is_read_alike_or_refused(network, tmp_path):
     truth = Truth.of(network)
     base = examined(truth, Speller(truth.twin).file(), tmp_path)
@@ -304,8 +304,7 @@ def planted_misreading(name, activation, path, monkeypatch):
     return wanted(A @ right - margin), wanted(torch.tensor([least + margin]).double()), reader
 
 
-@pytest.mark.parametrize("activation", OTHER)
-@pytest.mark.parametrize("name", MISREADINGS)
+@pytest.mark.parametrize(("name", "activation"), [*zip(MISREADINGS, itertools.cycle(OTHER))])
 def test_a_map_that_is_not_the_file_proves_nothing(name, activation, tmp_path, monkeypatch):
     path = tmp_path / "network.onnx"
     fails, holds, reader = planted_misreading(name, activation, path, monkeypatch)
