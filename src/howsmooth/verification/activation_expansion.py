@@ -36,6 +36,7 @@ class ActivationExpansion(ExpandedStage):
         self.sizes = model.symbols.linear_range(model.derivative)
         beyond = model.beyond_linear(model.coordinates(), forms=forms).size.view_as(y)
         size = self.sizes + beyond
+        self.activation, self.largest = activation, y.abs() + size
         self.slope, self.curvature = activation.slope(y), derivative(activation, y)
         second, third = largest_derivatives(activation, y - size, y + size, order=3)
         bend = 0.5 * self.curvature.abs()

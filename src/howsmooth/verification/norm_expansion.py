@@ -34,7 +34,7 @@ class NormExpansion(ExpandedStage):
         eye = torch.eye(d, dtype=dtype)
         centring = eye - 1 / d if norm.centred else eye
         c = model.centre @ centring
-        length = (c.square().sum(-1) + d * norm.eps).sqrt()
+        self.length = length = (c.square().sum(-1) + d * norm.eps).sqrt()
         self.unit = c / length.unsqueeze(-1)
         constant = math.sqrt(d * norm.eps) / length  # the last coordinate of ĉ
         self.gain = norm.gain * math.sqrt(d)

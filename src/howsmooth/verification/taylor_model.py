@@ -10,13 +10,17 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from howsmooth.verification.box_symbols import BoxSymbols
+
+if TYPE_CHECKING:
+    from howsmooth.verification.float32 import Execution
 
 # Functionals that are pulled back at once, when their quadratic forms are built.
 BATCH = 32
@@ -115,6 +119,10 @@ class Forms:
         """Add what is bounded only in size; what is no number has no bound."""
         self.remainder += torch.nan_to_num(size, nan=torch.inf, posinf=torch.inf)
 
+    def add_rounding(self, size: Float[Tensor, " f"]) -> None:
+        """Add what floats are off by."""
+        self.add_remainder(size)
+
     def range(self) -> Range:
         """Return the range of the functionals."""
         if self.matrices is None:
@@ -131,10 +139,12 @@ class TaylorModel:
     derivative: Float[Tensor, "n d r"]  # L, in the coordinates y and the symbols that stages have added
     stages: tuple[ExpandedStage, ...] = ()
     deadline: Deadline = NEVER
+    execution: "Execution | None" = None  # that of the network in floats, whose errors are remainders too
 
     def then(self, stage: ExpandedStage) -> "TaylorModel":
         """Go on behind one more stage."""
-        return TaylorModel(self.symbols, stage.value, stage.linear, (*self.stages, stage), self.deadline)
+        behind = replace(self, centre=stage.value, derivative=stage.linear, stages=(*self.stages, stage))
+        return behind if self.execution is None else self.execution.behind(behind)
 
     def beyond_linear(
         self,

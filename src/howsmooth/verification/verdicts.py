@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from jaxtyping import Float
@@ -24,6 +24,9 @@ from howsmooth.verification.guard import ROOM, AsItRuns, agree, sampled
 from howsmooth.verification.network_expansion import LinearStage, expand
 from howsmooth.verification.properties import Property, read_vnnlib
 from howsmooth.verification.taylor_model import NEVER, Deadline, OutOfTimeError, TaylorModel
+
+if TYPE_CHECKING:
+    from howsmooth.verification.onnx_network import _Reader
 
 ATTACK_STEPS, ATTACK_STARTS = 20, 4
 # Second orders are bounded by products of ranges; by forms for scores and hidden units; by forms everywhere.
@@ -120,6 +123,7 @@ def verify(
     property: Property | str | Path,  # noqa: A002
     *,
     timeout: float = 100.0,
+    float32: bool = False,
     clock: Callable[[], float] = time.monotonic,
 ) -> Verdict:
     r"""Prove that no input of a box has an unsafe output, or find one that has.
@@ -134,6 +138,8 @@ def verify(
         property: A VNN-LIB file, or a :class:`~howsmooth.verification.Property`.
         timeout: Seconds after which the answer is ``unknown``. What is begun is ended: a batch of quadratic forms, a
             round of splitting.
+        float32: Whether the proof is about the network as it runs in float32, with all its rounding errors (Theorem
+            17), and not about its values in real arithmetic.
         clock: What counts these seconds. It is wall time by default, as in the verification competition; on a machine
             that others use too, ``time.process_time`` gives every run the same work.
     """
@@ -156,6 +162,12 @@ def verify(
             "sentence, hs.certify(model, sentence) has the map as .classifier and what it maps as .embeddings.",
             field="network",
         )
+    if float32 and (run is None or run.dtype != torch.float32):
+        raise AssumptionError(
+            "float32 needs an ONNX file, or a module, that takes float32: rounding is followed through its nodes; got "
+            f"{type(network).__name__ if run is None else run.dtype}.",
+            field="float32",
+        )
     whole, deadline = _Network.of(network, wanted), Deadline(started + timeout, clock)
     found, ends = _falsify(whole, wanted, run, deadline)
     if found is not None:
@@ -164,7 +176,7 @@ def verify(
     apart = None
     if run is not None:
         apart = agree(whole.outputs, whole.to(run.dtype).outputs, run, sampled(*_box(wanted), ends))
-    return _prove(whole, wanted, apart, started, deadline)
+    return _prove(whole, wanted, apart, started, deadline, run.read if run is not None and float32 else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,7 +290,12 @@ def _replayed(x: Tensor, network: _Network, wanted: Property, run: AsItRuns | No
 
 
 def _prove(
-    network: _Network, wanted: Property, apart: Float[Tensor, " outputs"] | None, started: float, deadline: Deadline
+    network: _Network,
+    wanted: Property,
+    apart: Float[Tensor, " outputs"] | None,
+    started: float,
+    deadline: Deadline,
+    read: "_Reader | None" = None,
 ) -> Verdict:
     rows = torch.cat([A for A, _b in wanted.unsafe])
     # what the network may put out besides what was read is taken off every margin
@@ -286,12 +303,14 @@ def _prove(
     bounds = torch.cat([b for _A, b in wanted.unsafe]) - guarded
     place = torch.cat([torch.full((len(b),), k) for k, (_A, b) in enumerate(wanted.unsafe)])
     best = torch.full((len(rows),), -torch.inf, dtype=torch.float64)
-    nodes, uses, level, levels = 0, None, 0, LEVELS
+    nodes, uses, level, levels, rounding = 0, None, 0, LEVELS, None
     for closer in range(LEVELS):
         begun = deadline.clock()
         try:
-            model = _expanded(network, wanted, closer, deadline)
-            margins = _Margins.of(model, rows, bounds)
+            model = _expanded(network, wanted, closer, deadline, read)
+            if model.execution is not None:
+                rounding = rows.abs() @ model.execution.behind_all()
+            margins = _Margins.of(model, rows, bounds if rounding is None else bounds - rounding)
         except OutOfTimeError:
             break
         level, levels = closer, LEVELS if _cost_of_forms(network, model) < AFFORDABLE else 1
@@ -339,14 +358,22 @@ def _all_excluded(best: Tensor, place: Tensor) -> bool:
     return all(bool((best[place == k] > 0).any()) for k in place.unique())
 
 
-def _expanded(network: _Network, wanted: Property, level: int, deadline: Deadline = NEVER) -> TaylorModel:
+def _expanded(
+    network: _Network, wanted: Property, level: int, deadline: Deadline = NEVER, read: "_Reader | None" = None
+) -> TaylorModel:
     centre, half = _box(wanted)
     # the centre and the half-widths are rounded, so that the box they stand for is made a little larger; inputs that
     # stay where they are have an exact centre, and need no symbols
     rounding = BOX_UNITS * torch.finfo(torch.float64).eps * (centre.abs() + half)
     half = torch.where(half > 0, half + rounding, 0.0)
     symbols, derivative = BoxSymbols.of(network.embedding, half)
-    return expand(network.rest, TaylorModel(symbols, network.tokens(centre), derivative, deadline=deadline), level)
+    model = TaylorModel(symbols, network.tokens(centre), derivative, deadline=deadline)
+    if read is not None:
+        from howsmooth.verification.float32 import Execution
+
+        execution = Execution(read, wanted)
+        model = execution.begin(replace(model, execution=execution))
+    return expand(network.rest, model, level)
 
 
 def _box(wanted: Property) -> tuple[Float[Tensor, " inputs"], Float[Tensor, " inputs"]]:
