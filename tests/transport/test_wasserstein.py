@@ -131,8 +131,10 @@ def without_pot(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
 
+@pytest.mark.parametrize("pairs", [0, distances.EXACT_PAIRS], ids=["scipy", "whole numbers"])
 @pytest.mark.parametrize("p", [1, 3.5])
-def test_without_pot_scipy_finds_the_same_distance(rng, without_pot, p):
+def test_without_pot_the_distance_is_the_same(rng, without_pot, monkeypatch, p, pairs):
+    monkeypatch.setattr(distances, "EXACT_PAIRS", pairs)
     mu, nu = random_measure(rng, 12, 3), random_measure(rng, 9, 3)
     assert_close(float(hs.transport.wasserstein(mu, nu, p)), by_pot(mu, nu, p))
     coupling = transport_plan(mu, nu, p).dense()

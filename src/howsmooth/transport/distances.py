@@ -21,8 +21,9 @@ from howsmooth.transport.measures import DiscreteMeasure, distances_in_unit
 
 # Positions agree up to this, and so do masses at a position, as a share of them.
 SAME = 1e-9
-# Less mass than this, and less than this share of both atoms, is rounding: sent far, its p-th root would be seen.
-SLIVER, SHARE = 1e-14, 1e-3
+# Less mass than so many roundings of one, and less than this share of both atoms, is rounding: sent far, its p-th root
+# would be seen.
+SLIVERS, SHARE = 45, 1e-3
 # Every float is a whole number of this part of one.
 UNITS = 2**1074
 # No step costs more than this many times the longest step of the plan before it.
@@ -31,6 +32,8 @@ LARGEST_COST = 1e6
 LARGE_POWER = 100
 # A distance that may be too large by more than this share, by the dual problem, comes with a warning.
 DUALITY_GAP = 1e-6
+# Pairs of atoms that are solved for in whole numbers, where floats have too few digits: in half a second.
+EXACT_PAIRS = 2**10
 # Pairs of atoms that scipy solves for in seconds; POT is a hundred times faster, and installed where it is wanted.
 LARGEST_PROGRAM = 2**18
 INSTALL_POT = "run: pip install 'howsmooth[transport]'"
@@ -100,7 +103,8 @@ def wasserstein(
     (``pip install 'howsmooth[transport]'``); without it scipy does, for at most 2¹⁸ pairs of atoms. Distances are
     divided by the largest before they are raised to the power p, so :math:`W_p(s\mu,s\nu) = s\,W_p(\mu,\nu)` at every
     scale s; where the longest step of a plan is so short that its cost is lost beside the largest, the problem is
-    solved once more at its scale.
+    solved once more at its scale. Where float64 has too few digits, for masses far below its rounding or costs far
+    apart, up to 2¹⁰ pairs of atoms are solved for in whole numbers; more come with a warning.
 
     For p = ∞ it is the bottleneck distance :math:`W_\infty = \min_\pi\max_{\pi_{ij}>0}|x_i-y_j|`, the limit of all
     others: the length of the longest step, however little mass takes it. Masses that differ by a few roundings are
@@ -236,15 +240,16 @@ def _optimal(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float, matched: bool) 
     growth = max(LARGEST_COST, len(mu)) ** (1 / p)
     cap, best, dual = float(distances.max()), None, None
     if p > LARGE_POWER:
-        best = _bottleneck(mu, nu, matched)
-        cap = min(cap, growth * _longest(best, distances))
+        shortest = _bottleneck(mu, nu, matched)
+        cap = min(cap, growth * _longest(shortest, distances))
+        best = shortest if cap == 0 else None  # otherwise its masses are rounded more than those of others
     while cap > 0 or best is None:
         costs = (np.minimum(distances, cap) / (cap or 1.0)) ** p
         if matched:
             source, target = linear_sum_assignment(costs)
             plan = _plan(source, target, np.full(len(mu), 1 / len(mu)), mu, nu)
         else:
-            plan, dual = _linear_program(mu, nu, costs)
+            plan, dual = _linear_program(mu, nu, costs, p)
         if best is None or bool(plan.cost(mu, nu, p) < best.cost(mu, nu, p)):
             best = plan
         lower_cap = growth * _longest(plan, distances)
@@ -257,12 +262,11 @@ def _optimal(mu: DiscreteMeasure, nu: DiscreteMeasure, p: float, matched: bool) 
 
 
 def _warn_of_duality_gap(plan: TransportPlan, distances: np.ndarray, dual: float, p: float) -> None:
-    """Compare the cost of a plan with the value of the dual problem, which no plan can undercut."""
+    """Warn where a plan may cost more than it has to."""
     with np.errstate(over="ignore"):
         costs = distances[plan.source.cpu().numpy(), plan.target.cpu().numpy()] ** p
         cost = float(plan.mass.double().cpu().numpy() @ costs)
-    excess = (1 - dual / cost) / p if cost > 0 else 0.0
-    if excess > DUALITY_GAP:
+    if (excess := _excess(cost, dual, p)) > DUALITY_GAP:
         warnings.warn(
             f"the distance may be too large by a share of {excess:.1e}: for p = {p:g} and these masses, costs differ "
             "by more than float64 can hold; take a smaller p.",
@@ -288,16 +292,85 @@ def _bottleneck(mu: DiscreteMeasure, nu: DiscreteMeasure, matched: bool) -> Tran
     return _kept(*bottleneck_coupling(distances, _whole(mu), _whole(nu), eps), mu, nu)
 
 
-def _linear_program(mu: DiscreteMeasure, nu: DiscreteMeasure, costs: np.ndarray) -> tuple[TransportPlan, float]:
-    """Solve for costs between 0 and 1, since the tolerances of solvers are absolute; return the dual value too."""
+def _linear_program(
+    mu: DiscreteMeasure, nu: DiscreteMeasure, costs: np.ndarray, p: float
+) -> tuple[TransportPlan, float]:
+    """Solve for costs between 0 and 1, since the tolerances of solvers are absolute; return the dual value too.
+
+    Solvers know masses up to a rounding of their sum, and costs up to one of the largest. Small problems that need more
+    are solved in whole numbers, and others come with a warning.
+    """
     a, b = (measure.weights.detach().double().cpu().numpy() for measure in (mu, nu))
     a, b = a / a.sum(), b / b.sum()
-    coupling, v = (_by_scipy if importlib.util.find_spec("ot") is None else _by_pot)(a, b, costs)
+    with_pot, small = importlib.util.find_spec("ot") is not None, costs.size <= EXACT_PAIRS
+    if not small or with_pot:
+        coupling, v = (_by_pot if with_pot else _by_scipy)(a, b, costs)
+        # potentials are feasible up to rounding; the smallest reduced costs make them so
+        potentials = (costs - v).min(1)
+        dual = float(a @ potentials + b @ (costs - potentials[:, None]).min(0))
+        cost = float((coupling * costs).sum())
+        lost = _lost(a - coupling.sum(1), a) @ costs.max(1) + _lost(b - coupling.sum(0), b) @ costs.max(0)
+        if not small and lost > p * DUALITY_GAP * cost:
+            warnings.warn(
+                f"the distance may be too small: the solver leaves out masses below 1e-10, which count for p = {p:g}; "
+                f"take a smaller p, or at most {EXACT_PAIRS:,} pairs of atoms.",
+                ConvergenceWarning,
+                stacklevel=5,
+            )
+    if small and (not with_pot or lost > p * DUALITY_GAP * cost or _excess(cost, dual, p) > DUALITY_GAP):
+        coupling = _exactly(a, b, costs)
+        dual = float((coupling * costs).sum())
     source, target = coupling.nonzero()
-    # potentials are feasible up to rounding; the smallest reduced costs make them so
-    potentials = (costs - v).min(1)
-    dual = float(a @ potentials + b @ (costs - potentials[:, None]).min(0))
     return _plan(source, target, coupling[source, target], mu, nu), dual
+
+
+def _excess(cost: float, dual: float, p: float) -> float:
+    """Return by which share a distance may be too large, by the value of the dual problem, which no plan undercuts."""
+    return (1 - dual / cost) / p if cost > 0 else 0.0
+
+
+def _lost(missing: np.ndarray, masses: np.ndarray) -> np.ndarray:
+    """Return what atoms miss of which a visible share is missing: solvers know masses to a rounding of their sum."""
+    return np.where(abs(missing) > DUALITY_GAP * masses, abs(missing), 0.0)
+
+
+def _exactly(a: np.ndarray, b: np.ndarray, costs: np.ndarray) -> np.ndarray:
+    """Return the best coupling of masses, by shortest augmenting paths.
+
+    Masses and costs are whole numbers: neither is rounded, so the lightest mass counts, and the smallest cost.
+    """
+    c = _whole_numbers(costs.ravel()).reshape(costs.shape)
+    first, second = _whole_numbers(a), _whole_numbers(b)
+    left, free = first * second.sum(), second * first.sum()
+    total, far = left.sum(), np.asarray(c.sum() + 1, dtype=object)
+    sent = np.zeros_like(c)
+    while left.any():
+        # distances from rows that have mass left, by Bellman and Ford
+        rows, columns = np.where(left > 0, 0, far), np.full(len(free), far, dtype=object)
+        to, back = np.full(len(free), -1), np.full(len(left), -1)
+        while True:
+            there = rows[:, None] + c
+            nearer = there.min(0) < columns
+            to[nearer], columns[nearer] = there.argmin(0)[nearer], there.min(0)[nearer]
+            again = np.where(sent > 0, columns - c, far)
+            nearer = again.min(1) < rows
+            if not nearer.any():
+                break
+            back[nearer], rows[nearer] = again.argmin(1)[nearer], again.min(1)[nearer]
+        j = int(np.where(free > 0, columns, far).argmin())
+        forward, backward = [(int(to[j]), j)], []
+        while (j := int(back[forward[-1][0]])) >= 0:
+            backward.append((forward[-1][0], j))
+            forward.append((int(to[j]), j))
+        start, end = forward[-1][0], forward[0][1]
+        amount = min(left[start], free[end], *(sent[step] for step in backward))
+        for step in forward:
+            sent[step] += amount
+        for step in backward:
+            sent[step] -= amount
+        left[start] -= amount
+        free[end] -= amount
+    return (sent / total).astype(float)
 
 
 def _by_pot(a: np.ndarray, b: np.ndarray, costs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -356,7 +429,7 @@ def _plan(
     source: np.ndarray, target: np.ndarray, mass: np.ndarray, mu: DiscreteMeasure, nu: DiscreteMeasure
 ) -> TransportPlan:
     a, b = (measure.weights.detach().double().cpu().numpy() for measure in (mu, nu))
-    keep = (mass > SLIVER) | (mass > SHARE * np.minimum(a[source], b[target]))
+    keep = (mass > SLIVERS * torch.finfo(mu.dtype).eps) | (mass > SHARE * np.minimum(a[source], b[target]))
     return _kept(source[keep], target[keep], mass[keep], mu, nu)
 
 
