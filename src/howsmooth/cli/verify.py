@@ -29,6 +29,9 @@ def verify(
     timeout: Annotated[
         float, typer.Option("--timeout", help="Seconds (wall time) until the answer is unknown.")
     ] = 100.0,
+    float32: Annotated[
+        bool, typer.Option("--float32", help="Prove it of the network as it runs in float32, rounding errors included.")
+    ] = False,
     results: Annotated[
         Path | None,
         typer.Option("--results", metavar="FILE", help="Write the verdict there in the words of VNN-COMP."),
@@ -63,7 +66,7 @@ def verify(
     from howsmooth.verification import verify as run
 
     try:
-        verdict = run(network, property, timeout=timeout)
+        verdict = run(network, property, timeout=timeout, float32=float32)
     except UnsupportedModelError as error:
         if results is not None:
             with whole(results) as partial:
@@ -82,7 +85,7 @@ def verify(
         cost = {"seconds": verdict.seconds, "pieces": verdict.nodes, "uses": verdict.uses}
         print_json({"status": verdict.status, "why": verdict.why} | lists | cost)
     else:
-        for line in _sentences(verdict, results):
+        for line in _sentences(verdict, results, "as the network runs in float32" if float32 else "in real arithmetic"):
             say(line)
     if save is not None:
         _save(save, verdict, network, property, say_to_err=json)
@@ -111,7 +114,7 @@ def competition_result(verdict: "Verdict") -> str:
     return word + "\n(" + "\n".join(values) + ")\n"
 
 
-def _sentences(verdict: "Verdict", results: Path | None) -> list[str]:
+def _sentences(verdict: "Verdict", results: Path | None, how_run: str) -> list[str]:
     took = f"{verdict.seconds:.1f} s"
     if verdict.status == "falsified":
         where = f"It is in {results}." if results else "--results FILE writes it to a file, --json prints it."
@@ -119,7 +122,7 @@ def _sentences(verdict: "Verdict", results: Path | None) -> list[str]:
     least, uses = float(verdict.margins.min()), verdict.uses or {}
     if verdict.status == "proven":
         how = "" if verdict.nodes <= 1 else f", after splitting into {verdict.nodes} pieces"
-        lines = [f"Proven in real arithmetic: no input of the box has an unsafe output ({took}{how})."]
+        lines = [f"Proven {how_run}: no input of the box has an unsafe output ({took}{how})."]
     elif verdict.why:
         lines = [f"Unknown: {verdict.why} ({took})."]
     elif uses:
