@@ -28,12 +28,14 @@ def generator_from(seed: Seed | None) -> torch.Generator:
 
 
 @contextmanager
-def full_precision() -> Iterator[None]:
-    """Compute in the numbers that are given: autocast would round some products of a result, and not others."""
+def plain_mode() -> Iterator[None]:
+    """Leave the modes that a caller is in: autocast rounds some products of a result, and inference mode keeps none."""
     with ExitStack() as stack:
         for device in ("cpu", "cuda", "mps", "xpu"):
             if torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
         yield
 
 

@@ -20,6 +20,7 @@ from howsmooth.errors import AssumptionError, nearest
 from howsmooth.markup import frame, strict_json
 from howsmooth.models.inputs.text import Text
 from howsmooth.models.transformer import Transformer
+from howsmooth.validation import plain_mode
 
 PASSES = 32
 FRESH = 1  # added to the seed for passes that no choice has seen
@@ -270,6 +271,7 @@ class Budget:
         return f"Budget({self.model}, {costs} {self.cost})"
 
 
+@plain_mode()
 def budget(
     model: Transformer | nn.Module | str,
     tokens: Int[Tensor, "b n"] | Text | str,

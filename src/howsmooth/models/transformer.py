@@ -24,7 +24,7 @@ from howsmooth.models.module_comparison import differences
 from howsmooth.models.parts.ends import Ends, embed
 from howsmooth.models.streaming import BlockStream
 from howsmooth.spectral.autograd import TORCH_LAYERS
-from howsmooth.validation import require_boolean, tensor_of
+from howsmooth.validation import plain_mode, require_boolean, tensor_of
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -156,6 +156,7 @@ class Transformer:
                 f"{self.name!r} has positions for {limit} tokens, {got}; at most {limit} fit.", field=field
             )
 
+    @plain_mode()
     def embed(
         self, tokens: Int[Tensor, "*batch n"], *, padding: Bool[Tensor, "*batch n"] | None = None
     ) -> Float[Tensor, "*batch n e"]:
@@ -171,6 +172,7 @@ class Transformer:
         _require_padding(padding, tokens)
         return embed(self, tokens, padding)
 
+    @plain_mode()
     @torch.no_grad()
     def activations(
         self,

@@ -10,7 +10,7 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.models.parts.ends import STAGES, entrance, lexicon
 from howsmooth.models.transformer import Transformer
-from howsmooth.validation import require_finite, require_floating
+from howsmooth.validation import plain_mode, require_finite, require_floating
 from howsmooth.wording import at_least, at_most
 
 # Squares of distances that differ by less, relative to the squares that they are made of, differ by rounding alone.
@@ -44,6 +44,7 @@ class Inversion:
         )
 
 
+@plain_mode()
 @torch.no_grad()
 def invert(model: Transformer, X: Float[Tensor, "*batch n d"], *, at: str = "embeddings") -> Inversion:
     r"""Find the tokens whose inputs are nearest: the exact inverse of embedding, position and norm.

@@ -20,7 +20,7 @@ from howsmooth.tokens.methods import CLASSES, METHODS, Outputs, Trials, swapped
 from howsmooth.tokens.replacements import Words, replacements
 from howsmooth.tokens.swap_displacement import SwapDisplacement
 from howsmooth.tokens.swap_settings import BUDGET, ENUMERATION, check_search
-from howsmooth.validation import Seed, generator_from, tensor_of
+from howsmooth.validation import Seed, generator_from, plain_mode, tensor_of
 from howsmooth.wording import at_least, count
 
 # The map itself is applied to this many of the worst swaps: the quadratic form has other rounding errors.
@@ -90,6 +90,7 @@ class Swap:
         return plain | lists | {"positions": list(self.positions), "trace": list(self.trace), "flipped": self.flipped}
 
 
+@plain_mode()
 @torch.no_grad()
 def swap(
     model: Transformer,

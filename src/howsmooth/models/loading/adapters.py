@@ -10,12 +10,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from howsmooth.errors import UnsupportedModelError
 
+WRAPPERS = (DistributedDataParallel, nn.DataParallel)
+
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the module inside compiled and distributed wrappers."""
     while True:
         inner = getattr(model, "_orig_mod", None)
-        inner = model.module if inner is None and isinstance(model, DistributedDataParallel) else inner
+        inner = model.module if inner is None and isinstance(model, WRAPPERS) else inner
         if not isinstance(inner, nn.Module):
             return model
         model = inner
