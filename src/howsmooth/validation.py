@@ -111,6 +111,18 @@ def require_boolean(x: object, name: str) -> None:
         )
 
 
+def token_ids(x: Any) -> Tensor:
+    """Return rows of token ids as whole numbers of 64 bits, or refuse what is none."""
+    x = tensor_of(x, "tokens")
+    require_dense(x, "tokens")
+    if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+        raise DtypeError(f"token ids must be whole numbers, got {x.dtype}.", field="tokens")
+    require_numbers(x, "tokens")
+    if not x.ndim:
+        raise ShapeError("token ids must be a sequence, got a number.", field="tokens")
+    return x.long()
+
+
 def is_finite(x: Tensor) -> bool:
     """Return whether a tensor holds neither NaN nor infinity.
 

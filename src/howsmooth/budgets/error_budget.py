@@ -189,6 +189,7 @@ class Budget:
             measured=measured,
         )
 
+    @plain_mode()
     def measured(self, *recipes: Mapping[str, str], tokens: Tensor | None = None, factor: float = 1.0) -> Tensor:
         """Run the model with errors in it: the true cost of each recipe, its mean over windows and positions.
 
@@ -216,6 +217,7 @@ class Budget:
         """
         return self.outcome(recipe, tokens=tokens).costs
 
+    @plain_mode()
     def outcome(self, recipe: Mapping[str, str], *, tokens: Tensor | None = None) -> Outcome:
         """Run the model with errors in it: costs and margins at every position, and where another word or class wins.
 
