@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from howsmooth.errors import AssumptionError
 from howsmooth.scaled_dot_product import TORCH_SDPA, sdpa
 
 Attend = Callable[..., Tensor]
@@ -36,6 +37,12 @@ def use_sdpa(module: nn.Module) -> Iterator[nn.Module]:
 
         return with_sdpa
 
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        raise AssumptionError(
+            "torch.jit has compiled calls of torch's attention, so that nothing can take its place; give the module "
+            "that was compiled.",
+            field="module",
+        )
     # Why every part: a checkpoint runs some of them again on the way back, outside of the module
     parts = list(module.modules())
     own = [vars(part).get("forward") for part in parts]

@@ -161,7 +161,8 @@ def lower_claim(f: Any, tokens: Any, direction: Any, attained: float, radius: fl
     import torch
 
     wide, X, E = f.to(torch.float64, "cpu"), tokens.detach().cpu().double(), direction.detach().cpu().double()
-    there = float(wide.jacobian(X).jvp(E).norm() / E.norm())
+    with torch.no_grad():
+        there = float(wide.jacobian(X).jvp(E).norm() / E.norm())
     if not math.isfinite(there) or not there >= attained * (1 - 1e-5):
         raise AssumptionError(f"the stored direction attains {there}, less than {attained}: there is nothing to save.")
     domain = {} if radius is None else {"radius": float(radius)}

@@ -28,12 +28,14 @@ def generator_from(seed: Seed | None) -> torch.Generator:
 
 
 @contextmanager
-def full_precision() -> Iterator[None]:
-    """Compute in the numbers that are given: autocast would round some products of a result, and not others."""
+def plain_mode() -> Iterator[None]:
+    """Leave the modes that a caller is in: autocast rounds some products of a result, and inference mode keeps none."""
     with ExitStack() as stack:
         for device in ("cpu", "cuda", "mps", "xpu"):
             if torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
         yield
 
 
@@ -107,6 +109,18 @@ def require_boolean(x: object, name: str) -> None:
         raise DtypeError(
             f"{name} must be boolean, True for real tokens, got {x.dtype}; convert with .bool().", field=name
         )
+
+
+def token_ids(x: Any) -> Tensor:
+    """Return rows of token ids as whole numbers of 64 bits, or refuse what is none."""
+    x = tensor_of(x, "tokens")
+    require_dense(x, "tokens")
+    if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+        raise DtypeError(f"token ids must be whole numbers, got {x.dtype}.", field="tokens")
+    require_numbers(x, "tokens")
+    if not x.ndim:
+        raise ShapeError("token ids must be a sequence, got a number.", field="tokens")
+    return x.long()
 
 
 def is_finite(x: Tensor) -> bool:

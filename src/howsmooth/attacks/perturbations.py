@@ -21,7 +21,7 @@ from howsmooth.spectral.metric_norms import as_tokens, climb, isometric, relativ
 from howsmooth.spectral.operators import HALF, measurable, require_map
 from howsmooth.spectral.solvers import spectral_norm
 from howsmooth.theory.around_input.neighbourhood import displacement_uppers
-from howsmooth.validation import Seed, full_precision, generator_from, require_sequences, tokens_for
+from howsmooth.validation import Seed, generator_from, plain_mode, require_sequences, tokens_for
 from howsmooth.wording import at_least, at_most, number
 
 # A perturbation must exceed the rounding of the tokens so many times, or its displacement is noise.
@@ -113,7 +113,7 @@ class Attack:
         )
 
 
-@full_precision()
+@plain_mode()
 def attack(
     f: Callable[[Tensor], Any],
     X: Float[Tensor, "*batch n d"] | Any,

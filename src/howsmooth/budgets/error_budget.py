@@ -20,6 +20,7 @@ from howsmooth.errors import AssumptionError, nearest
 from howsmooth.markup import frame, strict_json
 from howsmooth.models.inputs.text import Text
 from howsmooth.models.transformer import Transformer
+from howsmooth.validation import plain_mode
 
 PASSES = 32
 FRESH = 1  # added to the seed for passes that no choice has seen
@@ -188,6 +189,7 @@ class Budget:
             measured=measured,
         )
 
+    @plain_mode()
     def measured(self, *recipes: Mapping[str, str], tokens: Tensor | None = None, factor: float = 1.0) -> Tensor:
         """Run the model with errors in it: the true cost of each recipe, its mean over windows and positions.
 
@@ -215,6 +217,7 @@ class Budget:
         """
         return self.outcome(recipe, tokens=tokens).costs
 
+    @plain_mode()
     def outcome(self, recipe: Mapping[str, str], *, tokens: Tensor | None = None) -> Outcome:
         """Run the model with errors in it: costs and margins at every position, and where another word or class wins.
 
@@ -270,6 +273,7 @@ class Budget:
         return f"Budget({self.model}, {costs} {self.cost})"
 
 
+@plain_mode()
 def budget(
     model: Transformer | nn.Module | str,
     tokens: Int[Tensor, "b n"] | Text | str,

@@ -88,6 +88,12 @@ class Places:
             if _image(part) is None:
                 continue
             schemes = self.at(EMBEDDINGS) if id(part.weight) in tables else self.at("weights")
+            if schemes and id(part.weight) not in names:
+                raise UnsupportedModelError(
+                    f"{path!r} makes its weights anew in each pass, as weight_norm does, so that rounding them is not "
+                    "defined; make them plain with torch.nn.utils.parametrize.remove_parametrizations.",
+                    field="model",
+                )
             if schemes:
                 yield path, names[id(part.weight)], part, schemes
 

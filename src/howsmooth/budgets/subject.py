@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from howsmooth.errors import DtypeError, ShapeError, UnsupportedModelError
+from howsmooth.errors import ShapeError, UnsupportedModelError
 from howsmooth.models.autograd.hooks import first_tensor, without_cache
 from howsmooth.models.inputs.model_inputs import inputs
 from howsmooth.models.inputs.text import Text, read_text
@@ -19,7 +19,7 @@ from howsmooth.models.load import load
 from howsmooth.models.parts.ends import SentenceEmbedding, has_tied_head
 from howsmooth.models.streaming import Change
 from howsmooth.models.transformer import Transformer, embedded
-from howsmooth.validation import tokens_for
+from howsmooth.validation import tensor_of, token_ids
 
 # How a text is cut unless windows are given.
 LENGTH, WINDOWS = 128, 4
@@ -41,11 +41,8 @@ class Subject:
             length = min(LENGTH, transformer.max_length or LENGTH)
             framed = output_kind(transformer) != "words"  # encoders know inputs that begin and end with special tokens
             tokens = inputs(text, transformer, special_tokens=framed).at(range(WINDOWS), length=length, stride=0)
-        tokens = tokens_for(tokens, None)
-        if not isinstance(tokens, Tensor):
-            raise DtypeError(
-                f"tokens must be a tensor of token ids or a text, got {type(tokens).__name__}.", field="tokens"
-            )
+        tokens = tensor_of(tokens, "tokens")
+        tokens = tokens if tokens.is_floating_point() else token_ids(tokens)  # pictures, or words
         if tokens.ndim < 2 or not len(tokens):
             raise ShapeError(
                 f"tokens must be windows (b, n) of equal length, got the shape {tuple(tokens.shape)}; one window is "

@@ -36,7 +36,7 @@ from howsmooth.models.inputs.model_inputs import read_sentence
 from howsmooth.models.load import load
 from howsmooth.models.module_comparison import rounding
 from howsmooth.models.transformer import Transformer
-from howsmooth.validation import Seed, generator_from, tensor_of
+from howsmooth.validation import Seed, generator_from, plain_mode, tensor_of
 from howsmooth.wording import at_least, at_most
 
 # At most this many samples are run at once.
@@ -225,6 +225,7 @@ def _named(radius: Radius) -> str:
     return ", ".join(map(str, radius.tokens))
 
 
+@plain_mode()
 def certify(
     classifier: Transformer | nn.Module | Map | str,
     tokens: Int[Tensor, "..."] | Float[Tensor, "..."] | Sequence[int] | np.ndarray | str,

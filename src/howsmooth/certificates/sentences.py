@@ -8,13 +8,14 @@ from torch import Tensor
 
 from howsmooth.certificates.provable_modules import require_plain_forward, require_same_steps
 from howsmooth.certificates.settings import PLACES, check_place
-from howsmooth.errors import AssumptionError, DtypeError, ShapeError, nearest
+from howsmooth.errors import AssumptionError, ShapeError, nearest
 from howsmooth.maps.composition import Chain
 from howsmooth.models.autograd.module_calls import ModuleClassifier, module_classifier
 from howsmooth.models.inputs.text import HubTokenizer, Tokenizer
 from howsmooth.models.module_comparison import reason, rounding
 from howsmooth.models.parts.ends import ClassHead
 from howsmooth.models.transformer import Transformer
+from howsmooth.validation import token_ids
 from howsmooth.wording import number
 
 
@@ -116,9 +117,8 @@ def classifier_at(
     """
     head = class_head(model)
     check_place(at, layer)
-    if tokens.is_floating_point():
-        raise DtypeError(f"tokens must be whole numbers, got {tokens.dtype}; a chain of maps takes embeddings.")
-    if tokens.numel() == 0 or tokens.numel() != tokens.shape[-1]:
+    tokens = token_ids(tokens)
+    if tokens.numel() != tokens.shape[-1]:
         raise ShapeError(f"a certificate is about one sentence of tokens, got {tuple(tokens.shape)}.", field="tokens")
     n = tokens.numel()
     model.require_positions(n, f"and the sentence has {n}; shorten it", field="text")

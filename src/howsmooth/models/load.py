@@ -39,14 +39,16 @@ from howsmooth.models.streaming import BlockStream
 from howsmooth.models.transformer import Transformer, weights_digest
 from howsmooth.spectral.autograd import TORCH_LAYERS
 from howsmooth.spectral.operators import HALF
-from howsmooth.validation import is_finite
+from howsmooth.validation import is_finite, plain_mode, require_numbers
 from howsmooth.wording import percent
 
 Notes = tuple[str, ...]
 _LOG = logging.getLogger("howsmooth")
 STREAMED = "its weights are streamed"
+IN_EVAL_MODE = "it was in training mode and is in eval mode now; call its train() again to go on training"
 
 
+@plain_mode()
 def load(
     name_or_path: str | os.PathLike[str] | nn.Module | Any,
     *,
@@ -70,6 +72,9 @@ def load(
             for models larger than memory; by default where they would take more than a third of the memory that is
             free. What needs the whole model at once (attacks on words, certificates) then refuses.
 
+    A module in training is put in eval mode, and stays in it while its maps are used; a note says so. Call its
+    ``train()`` again to go on training.
+
     Raises:
         UnsupportedModelError: If nothing can be loaded under this name, or the model has no attention.
         NonFiniteError: If its weights hold NaN or infinity.
@@ -77,11 +82,13 @@ def load(
         DtypeError: If the dtype is not a real floating-point one.
     """
     name_or_path, held_tokenizer, held_sentence = _held(name_or_path)
-    tokenizer = held_tokenizer if tokenizer is None else tokenizer
+    tokenizer, about_mode = held_tokenizer if tokenizer is None else tokenizer, tuple[str, ...]()
     if isinstance(name_or_path, nn.Module):
         if streamed:
             raise UnsupportedModelError("a module in memory is not streamed; give its folder.", field="streamed")
         given = unwrapped(name_or_path)
+        about_mode = (IN_EVAL_MODE,) if any(part.training for part in given.modules()) else ()
+        given.eval()  # before weights are read, some of which change where they are read in training
         loaded = LoadedModel(module=without_adapters(given), tokenizer=None, sentence=held_sentence)
         require_plain_weights(loaded.module)  # before the digest, which quantised weights do not have
         # the digest keeps modules of one class apart
@@ -104,7 +111,7 @@ def load(
         module=base,
         layers=(),
         tokenizer=loaded.tokenizer if tokenizer is None else as_tokenizer(tokenizer),
-        notes=loaded.notes + about_trunk + about_dtype,
+        notes=loaded.notes + about_trunk + about_dtype + about_mode,
         with_head=None if whole is base else whole,
     )
     read = _read(transformer, whole, loaded.sentence)
@@ -323,6 +330,7 @@ def _about_own_model(base: nn.Module, found: Backbone) -> Notes:
 
 def _require_finite(base: nn.Module, name: str) -> None:
     for parameter, value in base.named_parameters():
+        require_numbers(value, f"the weight {parameter!r} of {name!r}")
         if not is_finite(value):
             raise NonFiniteError(
                 f"the weights of {name!r} hold NaN or infinity, first in {parameter!r}.", field="model"

@@ -24,7 +24,7 @@ from howsmooth.models.module_comparison import differences
 from howsmooth.models.parts.ends import Ends, embed
 from howsmooth.models.streaming import BlockStream
 from howsmooth.spectral.autograd import TORCH_LAYERS
-from howsmooth.validation import require_boolean, tensor_of
+from howsmooth.validation import plain_mode, require_boolean, tensor_of, token_ids
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -156,6 +156,7 @@ class Transformer:
                 f"{self.name!r} has positions for {limit} tokens, {got}; at most {limit} fit.", field=field
             )
 
+    @plain_mode()
     def embed(
         self, tokens: Int[Tensor, "*batch n"], *, padding: Bool[Tensor, "*batch n"] | None = None
     ) -> Float[Tensor, "*batch n e"]:
@@ -168,9 +169,11 @@ class Transformer:
             tokens: The token ids.
             padding: True for real tokens, if some are padding.
         """
+        tokens = token_ids(tokens)
         _require_padding(padding, tokens)
         return embed(self, tokens, padding)
 
+    @plain_mode()
     @torch.no_grad()
     def activations(
         self,
@@ -264,8 +267,7 @@ def _arguments(
         real = tensor_of(mask, "attention_mask").bool()
         padding = None if bool(real.all()) else real
     padding = None if padding is None else tensor_of(padding, "padding")
-    if tokens.is_floating_point():
-        tokens = tokens.to(next(module.parameters()).dtype)
+    tokens = tokens.to(next(module.parameters()).dtype) if tokens.is_floating_point() else token_ids(tokens)
     # one sequence of token ids, one of hidden states for a layer of torch, or one picture
     least = 2 + tokens.is_floating_point() * (1 if isinstance(module, TORCH_LAYERS) else 2)
     if tokens.ndim == least - 1 and (least < 4 or getattr(module, "main_input_name", "") == "pixel_values"):

@@ -26,7 +26,7 @@ from howsmooth.spectral.operators import Differentiable, broadcast, measurable, 
 from howsmooth.spectral.solvers import local_lipschitz
 from howsmooth.theory.around_input.neighbourhood import neighbourhood_upper
 from howsmooth.theory.results import Bound, Witness
-from howsmooth.validation import Seed, full_precision, generator_from, tokens_for
+from howsmooth.validation import Seed, generator_from, plain_mode, tokens_for
 
 # So many trials every run gets.
 STEPS = 100
@@ -46,7 +46,7 @@ MEMORY = 10
 GENERATION = 8
 
 
-@full_precision()
+@plain_mode()
 def maximise(
     f: Callable[[Tensor], Any],
     *,
@@ -401,7 +401,7 @@ class Nearby:
         return max(1.0, self.witness.value / upper) if upper > 0 else None
 
 
-@full_precision()
+@plain_mode()
 def worst_nearby(
     f: Callable[[Tensor], Any],
     X: Float[Tensor, "n d"],

@@ -22,7 +22,7 @@ from howsmooth.search.starts import empty_token, start_patterns
 from howsmooth.spectral.autograd import measuring, value_of
 from howsmooth.spectral.operators import Differentiable, Recastable, require_map
 from howsmooth.theory.results import Witness
-from howsmooth.validation import Seed, full_precision, generator_from
+from howsmooth.validation import Seed, generator_from, plain_mode
 from howsmooth.wording import at_least, at_least_above, number
 
 # Where to look if a claim is about all of space: balls of these radii.
@@ -151,7 +151,7 @@ class Audit:
             save_file(detached, partial, {"audit": self.to_json()})
 
 
-@full_precision()
+@plain_mode()
 def audit(
     f: Callable[[Tensor], Any],
     *,

@@ -31,7 +31,7 @@ from howsmooth.spectral.operators import DifferentiableOnMeasures, Separable
 from howsmooth.spectral.solvers import bracket_norm, local_lipschitz
 from howsmooth.transport.distances import conditional_wasserstein, wasserstein
 from howsmooth.transport.measures import DiscreteMeasure
-from howsmooth.validation import Seed, full_precision, generator_from
+from howsmooth.validation import Seed, generator_from, plain_mode
 from howsmooth.wording import at_least
 
 # All atoms are first measured this well; only those that may be the largest go on.
@@ -115,7 +115,7 @@ class Splitting:
         )
 
 
-@full_precision()
+@plain_mode()
 def splitting(
     f: Attention | Callable[..., Any],
     measure: DiscreteMeasure,
@@ -246,7 +246,7 @@ class SplitAttack:
         return strict_json(ratios | {"splitting": json.loads(self.splitting.to_json())})
 
 
-@full_precision()
+@plain_mode()
 def split_attack(
     f: Attention | Callable[..., Any], measure: DiscreteMeasure, *, eps: float, seed: Seed | None = None
 ) -> SplitAttack:

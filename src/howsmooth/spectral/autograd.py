@@ -28,7 +28,7 @@ from howsmooth.spectral.operators import (
     summed,
 )
 from howsmooth.validation import (
-    full_precision,
+    plain_mode,
     require_agreement,
     require_finite,
     require_floating,
@@ -375,7 +375,7 @@ def require_gradients(f: Callable[[Tensor], Tensor], X: Tensor, value: Tensor, E
 @contextmanager
 def measuring(f: Callable[[Tensor], Any]) -> Iterator[Callable[[Tensor], Any]]:
     """Put modules in eval mode and use kernels that can be differentiated; yield what to call instead of ``f``."""
-    with _ALONE, full_precision(), _as_measured(f):
+    with _ALONE, plain_mode(), _as_measured(f):
         yield _on_tokens(_in_float32(f), f) if isinstance(f, nn.Module) else f
 
 
@@ -445,7 +445,7 @@ def require_one_reading(f: Callable[[Tensor], Any], X: Tensor) -> None:
     turned = any(isinstance(part, nn.MultiheadAttention) and not part.batch_first for part in f.modules())
     if not (X.ndim == 2 or (X.ndim == 3 and turned)):
         return
-    with torch.inference_mode(False), torch.no_grad(), full_precision(), _ALONE, _as_measured(f):
+    with torch.inference_mode(False), torch.no_grad(), plain_mode(), _ALONE, _as_measured(f):
         one = X if X.ndim == 2 else X[0]
         try:
             alone, batch = (_in_float32(f)(Z.clone()) for Z in (one, one[None]))

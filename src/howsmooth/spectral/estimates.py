@@ -18,6 +18,7 @@ from howsmooth.markup import frame, paragraph, shaded, strict_json, table
 from howsmooth.proof_files import lower_claim, write_proof
 from howsmooth.rounding import PROOF_ROOM
 from howsmooth.spectral.operators import of_all_tokens
+from howsmooth.validation import require_sequences, tokens_for
 from howsmooth.wording import at_least, at_most, number, percent, rounded
 
 # The number of words in a line of plain text.
@@ -194,6 +195,8 @@ class NormEstimate:
             f: The attention layer that was measured, in the metric ``total``.
             X: The tokens.
         """
+        X = tokens_for(X, f)
+        require_sequences(X)
         if self.lower.ndim or X.ndim != 2 or self.direction.shape != X.shape:
             raise AssumptionError("a proof file is about one input, (n, d), and directions of its shape.", field="X")
         lower = lower_claim(f, X, self.direction, float(self.lower), None)

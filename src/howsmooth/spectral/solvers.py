@@ -43,7 +43,7 @@ from howsmooth.spectral.operators import (
 from howsmooth.spectral.solver_settings import check_rtol, check_solver
 from howsmooth.spectral.stopping import FinishedTriplets, Stopping, least_norm, least_rtol, slack
 from howsmooth.token_ring import TokenRing
-from howsmooth.validation import Seed, full_precision, generator_from, tokens_for
+from howsmooth.validation import Seed, generator_from, plain_mode, tokens_for
 
 # Rounding above this share of rtol triggers float64.
 VISIBLE_SHARE = 0.1
@@ -57,7 +57,7 @@ LEAVING_SHARE = 0.2
 MISS_PROBABILITY = 1e-9
 
 
-@full_precision()
+@plain_mode()
 def local_lipschitz(
     f: Callable[[Tensor], Any],
     X: Float[Tensor, "*batch n d"] | Any,
@@ -241,7 +241,7 @@ def widened(found: NormEstimate, share: float, shift: float, dtype: torch.dtype 
     )
 
 
-@full_precision()
+@plain_mode()
 @torch.no_grad()
 def spectral_norm(
     op: LinearOperator,
@@ -383,7 +383,7 @@ def check_settings(op: LinearOperator, rtol: float, confidence: float, max_steps
     check_rtol(rtol, torch.finfo(op.dtype).eps, str(op.dtype).removeprefix("torch."))
 
 
-@full_precision()
+@plain_mode()
 @torch.no_grad()
 def singular_values(
     op: LinearOperator,

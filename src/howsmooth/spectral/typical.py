@@ -34,7 +34,7 @@ from howsmooth.spectral.operators import (
 )
 from howsmooth.spectral.solver_settings import check_confidence
 from howsmooth.spectral.solvers import bracket_norm
-from howsmooth.validation import Seed, full_precision, generator_from, tokens_for
+from howsmooth.validation import Seed, generator_from, plain_mode, tokens_for
 from howsmooth.wording import count, estimated, percent
 
 # The bracket of the norm where none is given: its upper end bounds the eigenvalues that random directions may miss.
@@ -98,7 +98,7 @@ class TypicalGain:
         )
 
 
-@full_precision()
+@plain_mode()
 def typical_gain(
     f: Callable[[Tensor], Any],
     X: Float[Tensor, "*batch n d"] | Any,
@@ -191,7 +191,7 @@ def _gain_on_spheres(
     return _gain(op, (value, low, torch.maximum(high, value)), confidence, samples, found.products + samples)
 
 
-@full_precision()
+@plain_mode()
 @torch.no_grad()
 def typical_gain_of(
     op: LinearOperator,

@@ -10,7 +10,7 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError, ShapeError
 from howsmooth.models.parts.ends import STAGES, entrance, lexicon
 from howsmooth.models.transformer import Transformer
-from howsmooth.validation import require_finite, require_floating
+from howsmooth.validation import plain_mode, require_finite, require_floating, require_numbers
 from howsmooth.wording import at_least, at_most
 
 # Squares of distances that differ by less, relative to the squares that they are made of, differ by rounding alone.
@@ -44,6 +44,7 @@ class Inversion:
         )
 
 
+@plain_mode()
 @torch.no_grad()
 def invert(model: Transformer, X: Float[Tensor, "*batch n d"], *, at: str = "embeddings") -> Inversion:
     r"""Find the tokens whose inputs are nearest: the exact inverse of embedding, position and norm.
@@ -70,6 +71,7 @@ def invert(model: Transformer, X: Float[Tensor, "*batch n d"], *, at: str = "emb
         ``hs.tokens.invert(model, model.embed(tokens)).tokens`` are ``tokens``.
     """
     require_floating(X, "X")
+    require_numbers(X, "X")
     require_finite(X, "X")
     if X.ndim < 2 or X.numel() == 0:
         raise ShapeError(f"X must have the shape (*batch, n, d) with n >= 1, got {tuple(X.shape)}.", field="X")

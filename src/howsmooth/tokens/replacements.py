@@ -10,6 +10,7 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError, UnsupportedModelError
 from howsmooth.models.families.parameters import token_table
 from howsmooth.models.inputs.text import HubTokenizer
+from howsmooth.models.parts.ends import require_known
 from howsmooth.models.transformer import Transformer
 
 Words = Mapping[str, Sequence[str]] | Mapping[int, Sequence[int]] | Sequence[str] | Sequence[int]
@@ -58,6 +59,7 @@ def replacements(
         raise UnsupportedModelError(f"{model.name!r} reads no tokens, so there is none to swap.", field="model")
     known = table.num_embeddings
     special = sorted(token for token in _special(model) if 0 <= token < known)
+    require_known(model, tokens)
     allowed = torch.ones(len(tokens), known, dtype=torch.bool)
     if candidates is not None:
         allowed &= _listed(model, tokens, candidates, known)

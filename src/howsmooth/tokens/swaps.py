@@ -22,7 +22,7 @@ from howsmooth.tokens.methods import CLASSES, METHODS, Outputs, Trials, swapped
 from howsmooth.tokens.replacements import Words, replacements
 from howsmooth.tokens.swap_displacement import SwapDisplacement
 from howsmooth.tokens.swap_settings import BUDGET, ENUMERATION, check_search
-from howsmooth.validation import Seed, generator_from, tensor_of
+from howsmooth.validation import Seed, generator_from, plain_mode, token_ids
 from howsmooth.wording import at_least, count
 
 # The map itself is applied to this many of the worst swaps: the quadratic form has other rounding errors.
@@ -92,6 +92,7 @@ class Swap:
         return plain | lists | {"positions": list(self.positions), "trace": list(self.trace), "flipped": self.flipped}
 
 
+@plain_mode()
 @torch.no_grad()
 def swap(
     model: Transformer | str | os.PathLike[str] | nn.Module,
@@ -140,7 +141,7 @@ def swap(
     """
     method = check_search(map, layer=layer, edits=edits, method=method, budget=budget)
     model = model if isinstance(model, Transformer) else load(model)
-    tokens = tensor_of(read_sentence(model, tokens) if isinstance(tokens, str) else tokens, "tokens")
+    tokens = token_ids(read_sentence(model, tokens) if isinstance(tokens, str) else tokens)
     if tokens.ndim != 1:
         raise ShapeError(f"tokens must be one sequence (n,), got {tuple(tokens.shape)}.", field="tokens")
     model.check_map(map, layer)

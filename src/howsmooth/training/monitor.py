@@ -25,7 +25,7 @@ from howsmooth.spectral.solvers import bracket_norm
 from howsmooth.spectral.typical import mean_gain, typical_gain_of
 from howsmooth.training.hooks import mode_restored, read_batch, read_layers
 from howsmooth.training.readings import Alarm, AlarmRule, LayerReading, Look, as_sink
-from howsmooth.validation import Seed, generator_from
+from howsmooth.validation import Seed, generator_from, plain_mode
 
 _LOG = logging.getLogger("howsmooth")
 # Random directions for the typical gain, and how many tokens an alarm names.
@@ -129,6 +129,7 @@ class Monitor:
         self.steps += 1
         return self.look(batch, step=self.steps) if self.steps % self._every == 0 else None
 
+    @plain_mode()
     def look(self, batch: Any, *, step: int) -> Look:
         """Measure now, as far as the budget allows."""
         begin = time.perf_counter()

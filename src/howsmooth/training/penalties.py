@@ -30,7 +30,7 @@ from howsmooth.spectral.operators import (
 from howsmooth.torch_internals import outside_of_compiled_code
 from howsmooth.training.hooks import RecordedInputs, read_batch, with_fixed_padding
 from howsmooth.training.recorded_jacobian import RecordedJacobian
-from howsmooth.validation import Seed, full_precision, generator_from, require_sequences
+from howsmooth.validation import Seed, generator_from, plain_mode, require_sequences
 from howsmooth.wording import number
 
 # Krylov steps from a warm start, and the most from a cold one.
@@ -143,7 +143,7 @@ class PenaltyFunction:
 
 
 @outside_of_compiled_code
-@full_precision()
+@plain_mode()
 def penalty(
     f: Callable[[Tensor], Any],
     X: Float[Tensor, "*batch n d"],
@@ -370,6 +370,7 @@ class AttentionPenalty(contextlib.AbstractContextManager["AttentionPenalty", Non
         self._function, self._steps, self._generator = function, steps, generator_from(seed)
 
     @outside_of_compiled_code
+    @plain_mode()
     def __call__(self, batch: Any = None) -> Float[Tensor, " batch"]:
         """Return the penalty at what the layers read last; at a batch, if one is given, after a pass of its own."""
         inputs = self._recorded

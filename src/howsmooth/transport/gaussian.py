@@ -10,8 +10,8 @@ from torch import Tensor
 from howsmooth.errors import AssumptionError, DtypeError, ShapeError
 from howsmooth.validation import (
     Seed,
-    full_precision,
     generator_from,
+    plain_mode,
     require_finite,
     require_floating,
     require_numbers,
@@ -85,7 +85,7 @@ class GaussianMeasure:
         return cls(torch.zeros(d, dtype=dtype), torch.eye(d, dtype=dtype))
 
     @classmethod
-    @full_precision()
+    @plain_mode()
     def fitted(cls, X: Float[Tensor, "n d"]) -> "GaussianMeasure":
         """Return the Gaussian measure with the mean and the covariance of tokens (divided by n, not n − 1)."""
         require_floating(X, "X")
@@ -126,7 +126,7 @@ class GaussianMeasure:
             raise AssumptionError(f"n must be a whole number, at least 1, got {n}.", field="n")
         return self.mean + torch.randn(n, self.d, dtype=self.dtype, generator=generator_from(seed)) @ self.root
 
-    @full_precision()
+    @plain_mode()
     def push_forward(self, f: object) -> "GaussianMeasure":
         r"""Move every token by an affine map, such as ``attention.on(measure)``.
 

@@ -21,8 +21,8 @@ from howsmooth.files import whole
 from howsmooth.markup import strict_json
 from howsmooth.validation import (
     Seed,
-    full_precision,
     generator_from,
+    plain_mode,
     require_finite,
     require_floating,
     require_numbers,
@@ -103,7 +103,7 @@ class DiscreteMeasure:
         points, weights = (x.to(dtype=dtype, device=device) for x in (self.points, self.weights))
         return DiscreteMeasure(points, weights, positions)
 
-    @full_precision()
+    @plain_mode()
     def push_forward(self, f: Callable[[Tensor], Tensor]) -> "DiscreteMeasure":
         r"""Move every atom by ``f``, which takes all of them at once: :math:`\sum_ia_i\delta_{f(x_i)}`."""
         return dataclasses.replace(self, points=f(self.points))
@@ -148,7 +148,7 @@ class DiscreteMeasure:
         shares = (self.weights / counts).repeat_interleave(counts)
         return DiscreteMeasure(self.points.repeat_interleave(counts, dim=0), shares, positions)
 
-    @full_precision()
+    @plain_mode()
     def merge(self, tol: float = 0.0) -> "DiscreteMeasure":
         """Merge atoms that share a position and a place, up to ``tol``; each group moves to its centre of mass."""
         if not 0 <= tol < math.inf:

@@ -22,12 +22,14 @@ READS = (*OURS, "torch.nn.utils", "transformers.utils.output_capturing")
 # Of transformers and peft, for checkpoints of layers without gradients of their own.
 ASKS_FOR_GRADIENTS = ("make_inputs_require_grads", "make_inputs_require_grad")
 
+WRAPPERS = (DistributedDataParallel, nn.DataParallel)
+
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the module inside compiled and distributed wrappers."""
     while True:
         inner = getattr(model, "_orig_mod", None)
-        inner = model.module if inner is None and isinstance(model, DistributedDataParallel) else inner
+        inner = model.module if inner is None and isinstance(model, WRAPPERS) else inner
         if not isinstance(inner, nn.Module):
             return model
         model = inner

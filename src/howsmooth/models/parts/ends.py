@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from howsmooth.errors import AssumptionError, DtypeError, ShapeError, UnsupportedModelError
+from howsmooth.errors import AssumptionError, UnsupportedModelError
 from howsmooth.files import read_bytes
 from howsmooth.maps.activations import Pointwise, soft_cap
 from howsmooth.maps.affine import Pooling, onto_sphere
@@ -22,6 +22,7 @@ from howsmooth.models.attention_layer import AttentionLayer
 from howsmooth.models.autograd.hooks import ModuleCall
 from howsmooth.models.autograd.module_calls import input_of
 from howsmooth.models.families.parameters import linear, token_table
+from howsmooth.validation import token_ids
 
 if TYPE_CHECKING:  # a transformer embeds its tokens
     from howsmooth.models.transformer import Transformer
@@ -292,8 +293,8 @@ def entrance(transformer: "Transformer", stage: str) -> tuple[EndMap | Norm, ...
 @torch.no_grad()
 def embed(transformer: "Transformer", tokens: Int[Tensor, "*batch n"], padding: Tensor | None = None) -> Tensor:
     """Return the sum of the embeddings at their positions: the model runs until it has added them up."""
-    path = _entry_path(transformer)
-    _require_tokens(transformer, tokens)
+    path, tokens = _entry_path(transformer), token_ids(tokens)
+    require_known(transformer, tokens)
     rows = tokens.reshape(-1, tokens.shape[-1]).to(transformer.device)
     named = {} if padding is None else {"attention_mask": padding.reshape(rows.shape).to(rows.device).long()}
     with nullcontext() if transformer.stream is None else transformer.stream.words(rows):
@@ -341,14 +342,8 @@ def _entry_path(transformer: "Transformer") -> str:
     return transformer.layers[0].block_path if stem.path is None else stem.path
 
 
-def _require_tokens(transformer: "Transformer", tokens: object) -> None:
-    if not isinstance(tokens, Tensor) or tokens.is_floating_point() or tokens.dtype == torch.bool:
-        got = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
-        raise DtypeError(f"tokens must be a tensor of whole numbers, got {got}.", field="tokens")
-    if tokens.ndim < 1 or tokens.numel() == 0:
-        raise ShapeError(
-            f"tokens must have the shape (*batch, n) with n >= 1, got {tuple(tokens.shape)}.", field="tokens"
-        )
+def require_known(transformer: "Transformer", tokens: Tensor) -> None:
+    """Refuse token ids beyond the vocabulary, and more of them than there are positions."""
     table = token_table(transformer.module)
     size = 0 if table is None else table.num_embeddings
     least, most = int(tokens.min()), int(tokens.max())

@@ -265,21 +265,25 @@ def measure(
     from howsmooth.studies.sweep.progress import shown_by
     from howsmooth.studies.sweep.sweep import sweep
     from howsmooth.studies.sweep.workers import executor
+    from howsmooth.training.hooks import mode_restored
+    from howsmooth.validation import plain_mode
 
     model = os.fspath(model) if isinstance(model, os.PathLike) else model
     transformer = model if isinstance(model, Transformer) else None
     given: dict[str, Any] = dict(settings)
     tokenizer = given.get("tokenizer")
-    if tokenizer is not None and not isinstance(tokenizer, str | os.PathLike):  # it is one, and not the name of one
-        del given["tokenizer"]
-        if transformer is not None:
-            transformer = replace_field(transformer, tokenizer=as_tokenizer(tokenizer))
-        else:
-            transformer = load(model, tokenizer=tokenizer, device=given.get("device"))
-    elif not isinstance(model, str | Transformer):
-        transformer = load(model, device=given.get("device"))
-    name = transformer.name if transformer else model
-    with ExitStack() as stack:
+    with plain_mode(), ExitStack() as stack:
+        if hasattr(model, "modules"):  # a module in training is in training afterwards
+            stack.enter_context(mode_restored(model))
+        if tokenizer is not None and not isinstance(tokenizer, str | os.PathLike):  # it is one, and not the name of one
+            del given["tokenizer"]
+            if transformer is not None:
+                transformer = replace_field(transformer, tokenizer=as_tokenizer(tokenizer))
+            else:
+                transformer = load(model, tokenizer=tokenizer, device=given.get("device"))
+        elif not isinstance(model, str | Transformer):
+            transformer = load(model, device=given.get("device"))
+        name = transformer.name if transformer else model
         for kind in SOURCES:
             if _in_memory(kind, given.get(kind)):
                 given[kind] = stack.enter_context(held(kind, given[kind]))
