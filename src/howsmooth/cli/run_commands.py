@@ -17,7 +17,7 @@ import typer
 
 import howsmooth as hs
 from howsmooth.cli import torchrun
-from howsmooth.cli.app import stoppable
+from howsmooth.cli.app import leave, stoppable
 from howsmooth.cli.options import OptionJson, checked, option_groups
 from howsmooth.cli.printing import begin, go_on, in_options, print_json, say, visible_console
 from howsmooth.errors import AssumptionError, ConvergenceWarning, FileError

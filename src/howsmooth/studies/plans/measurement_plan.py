@@ -274,7 +274,7 @@ def measure(
     tokenizer = given.get("tokenizer")
     with plain_mode(), ExitStack() as stack:
         if hasattr(model, "modules"):  # a module in training is in training afterwards
-            stack.enter_context(mode_restored(model))
+            stack.enter_context(mode_restored(cast("nn.Module", model)))
         if tokenizer is not None and not isinstance(tokenizer, str | os.PathLike):  # it is one, and not the name of one
             del given["tokenizer"]
             if transformer is not None:
