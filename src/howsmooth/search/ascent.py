@@ -198,7 +198,7 @@ def _ascend(
         return X[first.lower.argmax()], trace, 0
     room = max(0, min(MAX_RUNS, MAX_NUMBERS // X[0].numel()) - len(X))
     parents = torch.arange(len(X) + room, device=X.device) % len(X)
-    runs = torch.cat((X, domain.nearest(vary(X[parents[len(X) :]], generator))))
+    runs = torch.cat((X, domain.nearest(vary(X[parents[len(X) :]], generator)))) if room else X
     krylov, products = LARGE_STEPS if large else KRYLOV_STEPS, 0
 
     def slope(Y: Tensor, guess: Tensor) -> NormGradient:
