@@ -150,6 +150,20 @@ def test_recipes_are_no_larger_than_asked_and_beat_uniform_ones(choices):
             choices.recipe(**settings)
 
 
+def test_what_is_computed_has_no_size_and_no_part_in_recipes(choices, gpt2, windows):
+    schemes = ["int2", "int4", "int8", "kernel:bf16", "residual:int8"]
+    found = hs.budget(gpt2, windows, schemes=schemes, passes=8)
+    recipe, alone = found.recipe(size=0.3), choices.recipe(size=0.3)
+    assert (recipe.schemes, recipe.size) == (alone.schemes, alone.size)
+    assert recipe.measured == pytest.approx(alone.measured)
+    assert set(found.recipe(kl=1e-9).schemes) == set(alone.schemes)
+    found = hs.budget(gpt2, windows, schemes=schemes[3:], passes=2)
+    with pytest.raises(
+        hs.errors.AssumptionError, match=r"only computed values, .*kernel:bf16, residual:int8.* int4:g64"
+    ):
+        found.recipe(size=0.5)
+
+
 def test_a_recipe_is_the_best_of_those_between_the_estimates_and_the_uniform_rule(choices):
     products = choices.products
     choice = RecipeChoice.of(products.errors, products.values, products.positions)
@@ -287,10 +301,11 @@ def matches(pattern, name):
 def test_what_is_rounded_while_it_is_computed_takes_no_room_in_a_recipe():
     error = hs.budgets.places.Error
     weights = [error(name=f"w{k}", scheme="int4:g64", numbers=100, bits=4.25, squared=1.0) for k in range(3)]
-    kernels = [error(name=f"module{k}", scheme="kernel:bf16", numbers=10_000, bits=16.0, squared=1.0) for k in range(3)]
+    kernel = {"scheme": "kernel:bf16", "place": "kernel", "numbers": 10_000, "bits": 16.0, "squared": 1.0}
+    kernels = [error(name=f"module{k}", **kernel) for k in range(3)]
     values = torch.ones(1, 4, 6, dtype=torch.float64)
     choice = RecipeChoice.of([*weights, *kernels], values, 1)
     assert choice.names == ("w0", "w1", "w2")
     assert choice.total_bits(choice.within(bits=0.5 * float(choice.bits[:, -1].sum()))) <= 0.5 * 300 * 16
-    with pytest.raises(hs.errors.AssumptionError, match="a recipe chooses the bits of weights"):
+    with pytest.raises(hs.errors.AssumptionError, match="only computed values, which take no space"):
         RecipeChoice.of(kernels, values[..., 3:], 1)

@@ -43,7 +43,7 @@ def compare(plain, streamed, schemes):
     here, there = (hs.budget(model, TOKENS, schemes=schemes, passes=2, seed=1) for model in (streamed, plain))
     assert here.cost == there.cost
     for ours, theirs in zip(here.products.errors, there.products.errors, strict=True):
-        assert_close(dataclasses.astuple(ours)[2:], dataclasses.astuple(theirs)[2:], rtol=1e-6, atol=0)
+        assert_close(dataclasses.astuple(ours)[2:5], dataclasses.astuple(theirs)[2:5], rtol=1e-6, atol=0)
         assert ours.key == theirs.key
     size = there.products.values.abs().amax().item()
     assert_close(here.products.values, there.products.values, rtol=1e-5, atol=1e-6 * size)

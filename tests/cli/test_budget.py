@@ -73,6 +73,17 @@ def test_a_budget_is_told_kept_drawn_and_its_recipes_are_written(decoder, beginn
 
 
 @pytest.mark.slow
+def test_kernels_have_no_part_in_the_size_of_a_recipe(decoder, beginning, howsmooth, tmp_path):
+    sizes = ("--scheme", "int3,int8,kernel:bf16", "--size", "0.5", "--length", "8", "--sequences", "1", "--passes", "2")
+    done = howsmooth("budget", decoder, "--text", beginning, *sizes, "--out", "run")
+    assert done.code == 0, done.err
+    recipe = json.loads((tmp_path / "run" / "recipe-size-0.5.json").read_text(encoding="utf-8"))
+    assert 0.19 < recipe["size"] <= 0.5
+    assert set(recipe["schemes"].values()) <= {"int3", "int8", "keep"}
+    alone = howsmooth("budget", decoder, "--text", beginning, "--scheme", "kernel:bf16", *sizes[4:], "--out", "kernels")
+    assert alone.code == 0, alone.err
+
+
 def test_estimates_are_verified_and_another_checkpoint_is_compared(budget, folder_model):
     done = budget("--verify", "2", "--against", folder_model, "--scheme", "int3")
     assert done.code == 0, done.err
@@ -146,6 +157,10 @@ def test_weights_may_stay_in_their_files(decoder, beginning, howsmooth, tmp_path
         (("--scheme", "int9"), "there is no scheme 'int9'"),
         (("--passes", "1"), "--passes must be at least 2, got 1"),
         (("--size", "0"), "--size must be positive, got 0.0"),
+        (
+            ("--size", "0.5", "--scheme", "kernel:bf16"),
+            "only computed values, which take no space, are rounded here (kernel:bf16)",
+        ),
         (("--verify", "-1"), "--verify must be at least 0, got -1"),
         (("--against", "no/such/folder"), "no/such/folder"),
         (("--length", "4000"), "4000"),

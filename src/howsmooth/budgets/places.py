@@ -33,6 +33,7 @@ class Error:
     numbers: int  # how many numbers are rounded
     bits: float  # how many bits the scheme needs for each of them
     squared: float  # |δ|²; of caches and activations, at the first window
+    place: str = "weights"  # where it enters
 
     @property
     def key(self) -> Key:
@@ -182,7 +183,9 @@ def weight_error(name: str, weight: Tensor, scheme: Scheme, *, transposed: bool 
 def error_of(name: str, X: Tensor, scheme: Scheme, delta: Tensor) -> Error:
     """Return what is known of an error beside its values."""
     squared = float(torch.linalg.vector_norm(delta)) ** 2
-    return Error(name=name, scheme=scheme.name, numbers=X.numel(), bits=scheme.bits(X), squared=squared)
+    return Error(
+        name=name, scheme=scheme.name, numbers=X.numel(), bits=scheme.bits(X), squared=squared, place=scheme.place
+    )
 
 
 def _transposed(part: Any) -> bool:

@@ -12,7 +12,7 @@ Few draws are noisy, and errors of two bits cost more together than second order
 spread too far, so some between these and the uniform rule are run at the windows of the budget, and the best is taken.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -39,7 +39,7 @@ class Recipe:
     """A scheme for each matrix, and what they cost together.
 
     Attributes:
-        schemes: The scheme by the name of the matrix; ``keep`` where it stays as it is.
+        schemes: The scheme by the name of the matrix, or head of the cache; ``keep`` where it stays as it is.
         bits: The mean bits of a number.
         size: The share of the size that the same matrices have with 16 bits.
         predicted: What the draws say that were used to choose it; a choice makes it too low.
@@ -78,18 +78,12 @@ class RecipeChoice:
     ) -> "RecipeChoice":
         """Arrange inner products by matrix and scheme; an option that a matrix does not have is infinitely large.
 
-        What is rounded while it is computed takes no room, and is no matrix of a recipe.
-
-        Raises:
-            AssumptionError: If nothing that is stored is rounded.
+        What is computed anew has no size, so that no recipe chooses its scheme.
         """
-        stored = [k for k, error in enumerate(errors) if error.scheme.partition(":")[0] not in COMPUTED]
-        if not stored:
-            raise AssumptionError(
-                "a recipe chooses the bits of weights, and these schemes round none; add one such as int4:g64.",
-                field="schemes",
-            )
-        errors, values = [errors[k] for k in stored], values[..., stored]
+        kept = [i for i, error in enumerate(errors) if error.place not in COMPUTED]
+        if not kept:
+            raise no_size(dict.fromkeys(error.scheme for error in errors))
+        errors, values = [errors[i] for i in kept], values[..., kept]
         names = tuple(dict.fromkeys(error.name for error in errors))
         options = (*dict.fromkeys(error.scheme for error in errors), KEEP)
         draws = values.double().flatten(0, 1)
@@ -167,6 +161,15 @@ class RecipeChoice:
     def rounded(self, chosen: Tensor) -> dict[str, str]:
         """Return the schemes of a choice, without what is kept."""
         return {name: scheme for name, scheme in self.named(chosen).items() if scheme != KEEP}
+
+
+def no_size(schemes: Iterable[str]) -> AssumptionError:
+    """Return the error for recipes of schemes that round nothing but what is computed."""
+    return AssumptionError(
+        "a recipe gives a scheme to each matrix and cache, but only computed values, which take no space, are rounded "
+        f"here ({', '.join(schemes)}); add a scheme such as int4:g64.",
+        field="schemes",
+    )
 
 
 def by_bits(choice: RecipeChoice) -> Float[Tensor, "matrices options"]:

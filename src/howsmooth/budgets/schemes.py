@@ -23,7 +23,7 @@ Rounding = Callable[[Tensor, str], Tensor]
 UNROUNDED_BITS, SCALE_BITS = 16.0, 16
 # Where an error enters, by the first word of a scheme; the weights of linear maps if there is none of these.
 PLACES = ("weights", "embeddings", "kv", "kv-channel", "residual", "kernel")
-# Those where nothing is stored: what is computed is rounded, so that no recipe chooses its bits.
+# Where numbers are computed anew and not kept, so that they take no space.
 COMPUTED = ("residual", "kernel")
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 EIGHT_BITS = {"fp8": torch.float8_e4m3fn, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
@@ -125,8 +125,8 @@ def scheme(name: str) -> Scheme:
         >>> scheme("int4:g64").number_bits
         4
     """
-    place, _, rest = name.partition(":")
-    place, rest = (place, rest) if place in PLACES and rest else (PLACES[0], name)
+    place = place_of(name)
+    rest = name.removeprefix(f"{place}:")
     first, *options = rest.split(":")
     words = SchemeWords(name, first, options)
     for read in FAMILIES:
@@ -136,6 +136,12 @@ def scheme(name: str) -> Scheme:
     raise AssumptionError(
         f"there is no scheme {name!r}, and it names no function of a file{nearest(first, KNOWN)}", field="schemes"
     )
+
+
+def place_of(name: str) -> str:
+    """Return where the errors of a scheme enter, by its name."""
+    place, _, rest = name.partition(":")
+    return place if place in PLACES and rest else PLACES[0]
 
 
 def grouped(W: Tensor, group: int | None, round_groups: Callable[[Tensor], Tensor]) -> Tensor:

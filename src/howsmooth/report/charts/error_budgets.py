@@ -8,6 +8,7 @@ import torch
 from howsmooth.budgets.effects import half_of_cost
 from howsmooth.budgets.error_budget import Budget
 from howsmooth.budgets.recipes import RULES, RecipeChoice
+from howsmooth.budgets.schemes import COMPUTED
 from howsmooth.report.charts import ChartKind
 from howsmooth.report.drawing.palette import BLUE, GREEN, GREY, HUES, INK, PINK
 from howsmooth.report.drawing.panels import Style, Styles, panels, points, series_panels
@@ -39,9 +40,10 @@ def _summaries(section: Section) -> list[BudgetSummary]:
     return schemes_in(section.of_kind("budget"))
 
 
-def _budgets(section: Section) -> list[Budget]:
-    """Return every budget once."""
-    return list({id(each.budget): each.budget for each in _summaries(section)}.values())
+def _with_recipes(section: Section) -> list[Budget]:
+    """Return every budget once that rounds what has a size."""
+    budgets = {id(each.budget): each.budget for each in _summaries(section)}.values()
+    return [each for each in budgets if any(error.place not in COMPUTED for error in each.products.errors)]
 
 
 def draw_depths(section: Section) -> Chart:
@@ -108,7 +110,7 @@ def frontier(budget: Budget) -> dict[str, list[tuple[float, float]]]:
 def draw_frontier(section: Section) -> Chart:
     """Draw cost against size, a line for each rule, and what was measured."""
     rows: Rows = []
-    for budget in _budgets(section):
+    for budget in _with_recipes(section):
         for rule, pairs in frontier(budget).items():
             rows += points(pairs, series=rule, panel=budget.model)
         measured = [r for r in summarise_recipes(section.of_kind("recipe")) if r.ask.model == budget.model]
@@ -121,7 +123,7 @@ def table_frontier(section: Section) -> Numbers:
     """Return a row for each recipe."""
     rows = [
         (None, (rule, percent(size), number(cost, 4)))
-        for budget in _budgets(section)
+        for budget in _with_recipes(section)
         for rule, pairs in frontier(budget).items()
         for size, cost in pairs
     ]
@@ -188,7 +190,7 @@ CHARTS = (
         about="What recipes cost against their size, on logarithmic axes: chosen by half of the passes, and by rules "
         "of thumb, which are the same scheme everywhere, the first and last two layers finer, and the least sum of "
         "squared weight errors; all judged by the other half of the passes. Dots for what was measured.",
-        wanted=_some,
+        wanted=lambda section: _some(section) and bool(_with_recipes(section)),
         draw=draw_frontier,
         table=table_frontier,
     ),

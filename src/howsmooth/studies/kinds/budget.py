@@ -77,10 +77,13 @@ class Budgeting(CommandSettings, frozen=True, kw_only=True):
                 raise AssumptionError(f"{name} must be positive, got {min(values)}.", field=name)
         Solver(seed=self.seed)
         super().check()
-        from howsmooth.budgets.schemes import scheme
+        from howsmooth.budgets.recipes import no_size
+        from howsmooth.budgets.schemes import COMPUTED, scheme
 
+        places = [scheme(label).place for label in self.schemes]
+        if (self.size or self.kl) and {*places} <= {*COMPUTED}:
+            raise no_size(self.schemes)
         for label in self.schemes:
-            scheme(label)
             if "against:" in label:
                 check_model(label.partition("against:")[2])
 
@@ -402,6 +405,7 @@ def schemes_in(records: "Iterable[Record[BudgetAsk, BudgetAnswer]]") -> list[Bud
     from howsmooth.budgets.error_budget import Budget
     from howsmooth.budgets.passes import Products
     from howsmooth.budgets.places import Error
+    from howsmooth.budgets.schemes import place_of
 
     def question(r: "Record[BudgetAsk, BudgetAnswer]") -> tuple[Any, ...]:
         return r.ask.model, r.ask.window.digest, r.ask.window.length, r.ask.passes, r.ask.solver.seed
@@ -420,7 +424,7 @@ def schemes_in(records: "Iterable[Record[BudgetAsk, BudgetAnswer]]") -> list[Bud
             kept[label] = [answers[window] for window in windows]
             first = kept[label][0]
             errors += [
-                Error(name=name, scheme=label, numbers=numbers, bits=bits, squared=squared)
+                Error(name=name, scheme=label, numbers=numbers, bits=bits, squared=squared, place=place_of(label))
                 for name, numbers, bits, squared in zip(
                     first.names, first.numbers, first.bits, first.squares, strict=True
                 )
