@@ -119,12 +119,13 @@ def read_sentence(model: Any, sentence: str) -> tuple[np.ndarray, np.ndarray, li
     if not hasattr(model, "layers"):
         raise CannotCheck("a sentence is read by a model with a tokenizer, and this is a map or a file")
     try:
+        model.require_in_memory("a sentence")
         tokens = model_inputs.read_sentence(model, sentence)
         _f, X = model.activations(torch.tensor([tokens])).at(0, "classes")
         module = copy.deepcopy(model.with_head or model.module).to("cpu", torch.float64)
         with torch.no_grad():
             logits = first_tensor(module(torch.tensor([tokens])))
-    except HowsmoothError as error:
+    except Exception as error:  # modules have their own ways not to run
         raise CannotCheck(f"the model does not read the sentence: {error}") from error
     return X[0].cpu().double().numpy(), logits.flatten().numpy(), model.require_tokenizer().pieces(tokens)
 
