@@ -5,7 +5,7 @@ cut, how a norm is written, …) the first way is the base, and a seed takes oth
 first, so that the spelling itself is right. Then it is read, and must be the twin, or be refused by one sentence about
 a node. Properties whose truth is known are verified: what holds is never falsified, what fails is never proven, and
 margins are those of the base. A few networks run in the suite (``HOWSMOOTH_SPELLINGS=200`` there takes more); by hand,
-with a count of what was refused and the forks without which a failure goes away:
+with a count of what was refused, and the forks without any of which a failure goes away:
 ``PYTHONPATH=tests python tests/verification/spellings.py --networks 200 --spellings 5``.
 """
 
@@ -1375,8 +1375,8 @@ def main():
             for seed in range(given.spellings * network, given.spellings * (network + 1)):
                 for outcome in spelled_until_read(truth, seed, folder, base):
                     counts[outcome.found] += 1
-                    if outcome.found != "read" and base.found == "read":
-                        why = needed(truth, seed, folder, base, outcome)
+                    if outcome.found != "read":
+                        why = needed(truth, seed, folder, base, outcome) if outcome.found == "wrong" else {}
                         ways = {f"{place.split('/')[0]}: {way}" for place, way in why.items()}
                         where = said[outcome.found, kind_of(outcome.said), ", ".join(sorted(ways))]
                         where.append(f"network {network} seed {seed}")
