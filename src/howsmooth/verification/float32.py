@@ -82,12 +82,14 @@ class _Terms:
         k: How many operations a term goes through, at most.
         product: How many products have just been added up: what is added next may be added up with them.
         convolution: Likewise in a convolution: all that is added next may be.
+        half: Whether it is a constant in half precision.
     """
 
     size: Any
     k: int = 0
     product: int = 0
     convolution: int = 0
+    half: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,11 +153,11 @@ class Execution:
 
     def __init__(self, reader: _Reader, wanted: Property) -> None:
         graph = reader.graph
-        if any(tensor.data_type in _HALF for tensor in graph.initializer):
-            raise UnsupportedModelError("the network has weights in half precision, and only float32 is followed.")
         self._reader, self._scratch, self._nodes = reader, _Reader(reader.opset), deque(graph.node)
         constants = {tensor.name for tensor in graph.initializer}
-        self._terms = {name: _Terms(_sizes(reader.values[name])) for name in constants}
+        self._terms = {
+            x.name: _Terms(_sizes(reader.values[x.name]), half=x.data_type in _HALF) for x in graph.initializer
+        }
         lower, upper = (x.numpy().reshape(reader.bases[0][1]) for x in (wanted.lower, wanted.upper))
         size = np.maximum(np.abs(lower), np.abs(upper))
         self._numbers = [_Numbers((lower + upper) / 2, size)]
@@ -233,7 +235,8 @@ class Execution:
     def _inputs(self, node: Any) -> tuple[list[_Terms | None], list[Any]]:
         """Return the terms and the values that a node takes."""
         names = list(node.input)
-        return [self._terms[x] if x else None for x in names], [self._reader.values[x] if x else None for x in names]
+        terms = [self._terms[x] if x else None for x in names]
+        return terms, [self._reader.values[x] if x else None for x in names]
 
     def _keep(self, name: str, terms: _Terms) -> None:
         """Keep the terms of a tensor. Where it is tokens that no stage is behind, their errors go on with them."""
@@ -268,6 +271,8 @@ class Execution:
             raise NotReadError("computes in another precision than float32")
         options |= {name: abs(options[name]) for name in ("alpha", "beta") if name in options}
         terms = [_Terms(None) if x is None else x for x in inputs]
+        if any(x.half for x in terms):
+            raise NotReadError("computes in half precision")
         if kind == "Div":
             terms[1] = _inverse(terms[1], values[1])
         if kind in _SUMS:  # tensors that are kept
@@ -365,40 +370,47 @@ class Execution:
         return stage.value.numpy(), math.sqrt(d) * unit + errors, errors
 
     def _attended(self, stage: AttentionExpansion, made_by: _Attended, k: int) -> tuple[Array, Array, Array]:
-        """Likewise behind attention, whose scores go through k operations."""
+        r"""Likewise behind attention, whose scores go through k operations.
+
+        Where scores are off by at most d, weights become :math:`P_je^{\pm d_j}/\sum_lP_le^{\pm d_l}`: they are off by
+        :math:`P_jY/(1-Y)` with :math:`Y=\sum_{l\ne j}P_l(e^{d_j+d_l}-1)`, and by no more than
+        :math:`P_je^{d_j+\sum_lP_ld_l}`.
+        """
         found = self._scratch.bases[-1][0]
         assert isinstance(found, _Attended)
         forms = found.scores.query, found.scores.key.mapped(lambda x: x.swapaxes(-1, -2)), found.value
         if any(form.offset.size != x.numel() for form, x in zip(forms, (stage.q, stage.k, stage.v), strict=True)):
             raise NotReadError("shares keys or values between heads")
-        eq, ek, ev = (_error(form).reshape(x.shape) for form, x in zip(forms, (stage.q, stage.k, stage.v), strict=True))
-        names = ("q", "k", "v", "P", "o", "hidden")
-        q, keys, v, P, o, hidden = (getattr(stage, name).numpy() for name in names)
-        moved = [(getattr(stage, f"{name}1") + getattr(stage, f"{name}2")).numpy() for name in ("q", "k", "v", "alpha")]
-        alpha, scale = np.where(hidden, 0.0, moved[3]), abs(stage.heads.scale)
-        # weights are at most so many times those at the centre, and differ from these by such a share
-        more = np.exp(alpha)
-        apart = more * (1 + (P * (np.expm1(alpha) - alpha)).sum(-1, keepdims=True)) - 1
-        weights, n = np.minimum(P * more, 1.0), P.shape[-1]
-        Q, K, V = np.abs(q) + moved[0], np.abs(keys) + moved[1] + ek, np.abs(v) + moved[2] + ev
-        added = sizes = np.zeros_like(P)
+        q, key, v, hidden = (x.numpy() for x in (stage.q, stage.k, stage.v, stage.hidden))
+        eq, ek, ev = (_error(form).reshape(x.shape) for form, x in zip(forms, (q, key, v), strict=True))
+        dq, dk, dv, alpha = (
+            (getattr(stage, f"{name}1") + getattr(stage, f"{name}2")).numpy() for name in ("q", "k", "v", "alpha")
+        )
+        Q, K, V = np.abs(q) + dq, np.abs(key) + dk + ek, np.abs(v) + dv + ev
+        scale, n, alpha = abs(stage.heads.scale), len(q[0]), np.where(hidden, 0.0, alpha)
+        added = largest = np.zeros_like(alpha)
         if made_by.scores.added is not None:
-            added, sizes = (
-                np.where(hidden, 0.0, np.broadcast_to(x, (1, *P.shape)).reshape(P.shape))
+            added, largest = (
+                np.where(hidden, 0.0, np.broadcast_to(x, (1, *alpha.shape)).reshape(alpha.shape))
                 for x in (made_by.scores.added, np.abs(found.scores.added))
             )
-        s = np.where(hidden, -np.inf, stage.heads.scale * q @ keys.swapaxes(-1, -2) + added)
-        sizes = scale * (Q + eq) @ K.swapaxes(-1, -2) + sizes
-        e = scale * (eq @ K.swapaxes(-1, -2) + Q @ ek.swapaxes(-1, -2)) + _error(_counted(sizes, (k + 8) * sizes))
+        s = np.where(hidden, -np.inf, stage.heads.scale * q @ key.swapaxes(-1, -2) + added)
+        largest = largest + scale * (Q + eq) @ K.swapaxes(-1, -2)
+        e = scale * (eq @ K.swapaxes(-1, -2) + Q @ ek.swapaxes(-1, -2)) + _error(_counted(largest, (k + 8) * largest))
         below = (s + alpha + e).max(-1, keepdims=True) - s + alpha + e
-        grow = np.expm1(np.where(hidden, 0.0, e + UNIT * (4 * below + EXP_UNITS)))
-        total = (weights * grow).sum(-1, keepdims=True) + FACTOR * UNIT * (2 * n + 16)
-        relative = np.where(total < 0.5, (1 + grow) * (1 + 9 * UNIT) / (1 - total) - 1, np.inf)
-        wrong = weights * (relative + FACTOR * UNIT * (n + 4) * (1 + relative))
-        errors = wrong @ V + (weights * (1 + relative)) @ ev + TINY * (1 + V.sum(-2, keepdims=True))
-        around = np.abs(v[:, None] - o[:, :, None])
-        size = np.abs(o) + np.einsum("hij,hijv->hiv", P * apart, around) + (P * more) @ moved[2]
-        return o, size + errors, errors
+        d = np.where(hidden, 0.0, e + UNIT * (4 * below + EXP_UNITS))
+        # P on the box, at most
+        log_P = s - s.max(-1, keepdims=True)
+        log_P = np.minimum(log_P - np.log(np.exp(log_P).sum(-1, keepdims=True)) + alpha, 0.0)
+        P = np.exp(log_P)
+        grown = np.where(d < 1, P * np.expm1(d), np.exp(log_P + d))
+        others = (x.sum(-1, keepdims=True) - x + 1e-12 for x in (grown, P))
+        Y = sum(x * y for x, y in zip((np.exp(d), np.expm1(d)), others, strict=True))
+        most = np.exp(log_P + d + (P * d).sum(-1, keepdims=True))
+        off = np.where(Y < 0.5, P * Y / (1 - Y), most)
+        off = off + FACTOR * UNIT * (3 * n + 24) * (P + off) + TINY  # sums over the row, and the division
+        errors = off @ V + (P + off) @ ev
+        return stage.o.numpy(), np.minimum(P @ V, V.max(-2, keepdims=True)) + errors, errors
 
 
 @contextmanager
@@ -459,12 +471,13 @@ def _constant(
     options = {option.name: option for option in node.attribute}
     if kind == "Cast" and options["to"].i not in (_FLOAT, _DOUBLE):
         raise NotReadError("computes in another precision than float32")
-    if any(option.t.data_type in _HALF for option in options.values()):
-        raise NotReadError("holds numbers in half precision")
+    half = any(x.half for x in given) or any(option.t.data_type in _HALF for option in options.values())
     if kind in _MOVED:
         if not k:
-            return _Terms(_sizes(value))
+            return _Terms(_sizes(value), half=half)
         return _Terms(np.abs(reader.constant(node, [None if x is None else x.size for x in inputs])), k)
+    if half and kind != "Cast":
+        raise NotReadError("computes in half precision")
     if kind in _COMPUTED and not k:
         return _Terms(_sizes(value), _COMPUTED[kind])
     if kind in ("Add", "Sub"):
