@@ -1,5 +1,6 @@
 """Attention of tensors as people hold them: every layout, mask, dtype and transform, against the formula in float64."""
 
+import itertools
 import math
 import random
 from types import SimpleNamespace
@@ -71,7 +72,7 @@ def drawn(seed, dtypes):
         [i for i in range(3) if r.random() < 0.6],
     )
     if kind not in ("none", "causal"):
-        shape = [r.choice((1, n)) for n in (*batch, n_q, n_k)]
+        shape = [r.choice((1, n, n)) for n in (*batch, n_q, n_k)]
         mask = tensor(*shape[r.randint(0, len(batch)) :])
         hidden = mask > r.choice((0.7, math.inf))
         if kind == "boolean":
@@ -170,6 +171,28 @@ def test_half_precision_and_autocast_are_at_least_as_accurate_as_torch(seed):
                 x = [y.contiguous() for y in x]
             theirs = error(functional.scaled_dot_product_attention(*x, **problem.options), exact)
             assert not error(value, exact) > max(theirs, error(exact.to(value.dtype), exact))
+
+
+@pytest.mark.parametrize(("batch", "shared"), [((2, 3, 2), (2, 3, 2)), ((2, 4), (2, 2))])
+def test_masks_of_every_shape_broadcast_over_batches_and_groups_of_heads(batch, shared, rng):
+    shapes = (*batch, 5, 4), (*shared, 6, 4), (*shared, 6, 4)
+    q, k, v = (torch.randn(shape, generator=rng).requires_grad_() for shape in shapes)
+    for kept in itertools.product((False, True), repeat=len(batch) + 2):
+        mask = torch.randn([n if keep else 1 for n, keep in zip((*batch, 5, 6), kept, strict=True)], generator=rng)
+        for m in (mask, mask > -1):
+            found, wanted = (f(q, k, v, m, enable_gqa=batch != shared) for f in (hs.sdpa, formula))
+            assert_close(found, wanted)
+            assert_close(*(torch.autograd.grad(o.square().sum(), (q, k, v)) for o in (found, wanted)))
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_what_torch_s_fused_kernel_gets_wrong_is_right(recorded, rng):
+    q, k, v = (torch.randn(1, 2, 40, 4, generator=rng, dtype=torch.float64, requires_grad=recorded) for _ in range(3))
+    mask = torch.randn(40, 40, generator=rng)
+    cases = [((q, k, v), {"is_causal": True, "scale": -0.7}), ((q, k, v), {"is_causal": True, "scale": 0.0})]
+    # a mask of the other width, of which it leaves out columns; windows, whose strides its output takes over
+    for x, options in (*cases, ((q, k, v, mask), {}), ((LAYOUTS["windows"](q), k, v), {})):
+        assert_close(hs.sdpa(*x, **options), formula(*x, **options))
 
 
 class FusedOperands(TorchDispatchMode):
@@ -281,12 +304,8 @@ def test_compiled_code_is_right_where_torch_s_kernel_is_not_and_under_autocast(r
     x = [torch.randn(1, 2, 40, 4, generator=rng, dtype=torch.float64) for _ in range(3)]
     mask = torch.randn(40, 40, generator=rng)
     compiled = torch.compile(hs.sdpa, backend="aot_eager", fullgraph=True)
-    for attention in (hs.sdpa, compiled):
-        for scale in (-0.7, 0.0):
-            given = {"is_causal": True, "scale": scale}
-            assert_close(attention(*x, **given), formula(*x, **given))
-        # columns of a mask of the other width
-        assert_close(attention(*x, mask), formula(*x, mask))
+    assert_close(compiled(*x, is_causal=True, scale=-0.7), formula(*x, is_causal=True, scale=-0.7))
+    assert_close(compiled(*x, mask), formula(*x, mask))
     pushed = torch.compile(lambda *x: jvp(hs.sdpa, x, x), backend="aot_eager", fullgraph=True)
     y = tuple(z.float() for z in x)
     with torch.autocast("cpu", torch.bfloat16):

@@ -67,7 +67,8 @@ def sdpa(
 ) -> Float[Tensor, "... n_q v"]:
     r"""Return :math:`\mathrm{softmax}(s\,qk^\top + m)\,v`, with exact derivatives of every order.
 
-    Arguments and values are those of ``torch.nn.functional.scaled_dot_product_attention``, by its fused kernels.
+    Arguments and values are those of ``torch.nn.functional.scaled_dot_product_attention``, in every layout of memory, by
+    its fused kernels where it takes them.
     Derivatives are exact in forward and reverse mode and any mix of them, under ``torch.func``, ``torch.vmap`` and
     checkpointing. Memory is linear in the number of tokens: the log-sum-exp of each row is kept, and weights are
     rebuilt, a few rows at a time. Half precision is accumulated in float32. Rows that a mask hides completely are zero,
