@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
+import tempfile
 import threading
+from pathlib import Path
 
 import pytest
 
-import howsmooth as hs
 from howsmooth.files import whole
 
 
@@ -41,14 +42,47 @@ def test_a_pipe_is_written_into_and_stays_a_pipe(tmp_path):
     assert pipe.is_fifo()
 
 
-@pytest.mark.parametrize("to_file", [True, False])
-def test_the_standard_output_is_written_into(tmp_path, to_file):
-    code = "from pathlib import Path; from howsmooth.files import whole\n"
-    code += "print('before', flush=True)\nwith whole(Path('/dev/stdout')) as partial: partial.write_text('new')"
-    with (tmp_path / "out").open("ab") as file:
-        done = subprocess.run([sys.executable, "-c", code], stdout=file if to_file else subprocess.PIPE, check=True)
-    assert ((tmp_path / "out").read_bytes() if to_file else done.stdout) == b"before\nnew"
+PRINTING = """
+import os, sys
+from pathlib import Path
+from howsmooth.files import whole
+os.chdir(sys.argv[1])
+Path("link").symlink_to("/dev/stdout")
+print("before")
+for name in ("-", "/dev/stdout", "/proc/self/fd/1", "link"):
+    with whole(Path(name)) as partial:
+        partial.write_text(f"{name}\\n")
+    print("after")
+"""
+WITHIN = "before\n" + "".join(f"{name}\nafter\n" for name in ("-", "/dev/stdout", "/proc/self/fd/1", "link"))
+
+
+@pytest.mark.skipif(not os.path.islink("/dev/stdout"), reason="standard output has no name here")
+@pytest.mark.parametrize("where", ["a file", "a file that is appended to", "a pipe"])
+def test_standard_output_is_written_into_by_every_name(tmp_path, where):
+    with (tmp_path / "out").open("ab" if "appended" in where else "wb") as file:
+        to = subprocess.PIPE if where == "a pipe" else file
+        done = subprocess.run([sys.executable, "-c", PRINTING, str(tmp_path)], stdout=to, check=True)
+    found = (tmp_path / "out").read_bytes() if done.stdout is None else done.stdout
+    assert found.decode() == WITHIN
     assert os.path.islink("/dev/stdout")
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "link"}
+    assert (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="there is no folder among devices here")
+def test_an_ordinary_file_among_devices_is_replaced():
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        for text in ("the first one", "new"):
+            write(Path(folder) / "table.csv", text)
+        assert (Path(folder) / "table.csv").read_text(encoding="utf-8") == "new"
+        assert len(list(Path(folder).iterdir())) == 1
+
+
+def test_a_device_is_written_into_and_stays_one():
+    before = os.stat(os.devnull)
+    write(Path(os.devnull))
+    assert os.path.samestat(before, os.stat(os.devnull))
 
 
 def test_nothing_is_left_of_what_went_wrong(tmp_path):
@@ -60,6 +94,19 @@ def test_nothing_is_left_of_what_went_wrong(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
-def test_a_hyphen_is_no_file(tmp_path):
-    with pytest.raises(hs.errors.FileError, match="name /dev/stdout"):
-        write(tmp_path / "-")
+def run_command(*words, **options):
+    return subprocess.run([sys.executable, "-m", "howsmooth", *words], capture_output=True, check=False, **options)
+
+
+def test_a_command_prints_a_text_and_nothing_else_where_a_hyphen_names_the_file(tmp_path):
+    from howsmooth.lab.page import page
+
+    for name in ("-", "/dev/stdout"):
+        done = run_command("lab", "-o", name, cwd=tmp_path)
+        assert (done.returncode, done.stdout.decode(), done.stderr) == (0, page(), b"")
+    assert list(tmp_path.iterdir()) == []
+    done = run_command("measure", "-o", "-", cwd=tmp_path)
+    assert done.returncode == 2
+    assert b"--out must name a folder, got standard output" in done.stderr
+    assert done.stderr.count(b"\n") == 1
+    assert list(tmp_path.iterdir()) == []

@@ -4,6 +4,7 @@ import os
 import secrets
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,28 +75,47 @@ COPIES = 12
 def whole(target: Path) -> Iterator[Path]:
     """Write to the path that this yields; it becomes ``target`` only when all went well.
 
-    A link stays, and what it leads to is written. A pipe or a device is written into, never replaced.
+    A link stays, and what it leads to is written. A pipe or a device is written into, never replaced, and so is what is
+    standard output or standard error, which ``-`` means, too.
     """
-    if target.name == "-":
-        raise FileError("'-' is no file: to print what would be written, name /dev/stdout.")
-    ending = target.suffix
-    stream = target.absolute().is_relative_to("/dev") or (target.exists() and not target.is_file())
-    if target.is_symlink() and not stream:
-        target = target.resolve()
-    folder = Path(tempfile.gettempdir()) if stream else target.parent
+    there = _status(target)
+    descriptor = next((fd for fd in (1, 2) if there is not None and _same(there, _status(fd))), None)
+    stream = descriptor is not None or (there is not None and not stat.S_ISREG(there.st_mode))
+    final = target.resolve() if target.is_symlink() and not stream else target
+    folder = Path(tempfile.gettempdir()) if stream else final.parent
     # a name of its own for every writer; the ending stays: writers look at it
-    partial = folder / f".partial-{secrets.token_hex(8)}{ending}"
+    partial = folder / f".partial-{secrets.token_hex(8)}{target.suffix}"
     try:
         yield partial
         if stream:
-            with partial.open("rb") as done, target.open("ab") as out:
+            sys.stdout.flush()  # what was printed before comes first
+            # Why not by its name: that would begin anew where a shell has sent the stream to a file.
+            to: Path | int = target if descriptor is None else descriptor
+            with partial.open("rb") as done, open(to, "wb", closefd=descriptor is None) as out:
                 shutil.copyfileobj(done, out)
             return
-        if target.exists():
-            shutil.copymode(target, partial)
-        partial.replace(target)
+        if there is not None:
+            shutil.copymode(final, partial)
+        partial.replace(final)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def is_printed(target: str | os.PathLike[str]) -> bool:
+    """Tell whether what is written there is printed: ``-``, ``/dev/stdout`` and other names of standard output."""
+    there = _status(Path(target))
+    return there is not None and _same(there, _status(1))
+
+
+def _status(file: Path | int) -> os.stat_result | None:
+    try:
+        return os.stat(1 if file == Path("-") else file)
+    except (OSError, ValueError):
+        return None
+
+
+def _same(one: os.stat_result, other: os.stat_result | None) -> bool:
+    return other is not None and os.path.samestat(one, other)
 
 
 def read_bytes(path: str | os.PathLike[str], what: str, *, field: str | None = None) -> bytes:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import tempfile
 from fractions import Fraction
 from functools import cache
@@ -151,6 +152,15 @@ def test_a_verdict_is_written_checked_or_not_at_all(tmp_path, monkeypatch):
     assert check_proof(target, path, property=wanted)[0].status == "checked"
     assert [each.name for each in tmp_path.iterdir()] == ["safe.json"]
     before = target.read_bytes()
+    folder = tmp_path.with_name(f"{tmp_path.name}-links")
+    folder.mkdir()
+    (folder / "link.json").symlink_to(target)
+    os.mkfifo(folder / "pipe.json")
+    save_checked(folder / "link.json", lambda partial: verdict.save(partial, path, wanted), path, property=wanted)
+    with pytest.raises(AssumptionError, match=r"a proof is saved as a file, which .*pipe\.json' is not"):
+        save_checked(folder / "pipe.json", lambda _partial: None, path, property=wanted)
+    assert (folder / "link.json").is_symlink()
+    assert (folder / "pipe.json").is_fifo()
     # a proof of another network is not one of this
     misread = read_onnx(other)
     monkeypatch.setattr("howsmooth.verification.onnx_network.read_onnx", lambda _path: misread)

@@ -5,6 +5,7 @@ import importlib
 import json
 import re
 import sqlite3
+import subprocess
 import sys
 
 import pytest
@@ -169,6 +170,17 @@ def test_a_table_goes_where_it_is_told(to, filled, howsmooth, tmp_path):
     assert done.code == 2
     assert "nowhere" in done.err
     assert howsmooth("export", str(filled), "--to", "xlsx").code == 2
+
+
+def test_a_table_is_printed_where_its_file_is_a_hyphen(filled, howsmooth, tmp_path):
+    howsmooth("export", str(filled), "--out", "table.csv")
+    words = [sys.executable, "-m", "howsmooth", "export", str(filled), "--out", "-"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, check=True)
+    assert (done.stdout, done.stderr) == ((tmp_path / "table.csv").read_bytes(), b"")
+    assert not (tmp_path / "-").exists()
+    done = howsmooth("export", str(filled), "--to", "parquet", "--out", "-")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == "howsmooth: a table as parquet cannot be printed; name a file, or take --to csv.\n"
 
 
 def damaged(folder, how):

@@ -120,6 +120,18 @@ def test_words_are_replaced_by_words_that_text_can_spell(minilm):
     assert not spelled([101, 2332, 6, 102])  # [unused5], which text cannot spell
 
 
+def test_a_model_may_be_its_name_its_folder_or_a_module(tmp_path):
+    named = hs.swap("reviews", "a gripping film", map="attention", seed=0)
+    model = hs.load("reviews")
+    assert hs.swap(model, "a gripping film", map="attention", seed=0).to_json() == named.to_json()
+    module, tokens = tiny("bert")[0].module, tiny("bert")[1]
+    module.save_pretrained(tmp_path / "model")
+    for one in (module, tmp_path / "model", str(tmp_path / "model")):
+        assert hs.swap(one, tokens, seed=0).to_json() == hs.swap(tiny("bert")[0], tokens, seed=0).to_json()
+    with pytest.raises(UnsupportedModelError, match="no model 'minilmm'.*did you mean minilm"):
+        hs.swap("minilmm", tokens)
+
+
 @pytest.mark.untyped
 def test_what_cannot_be_swapped_is_refused():
     model, tokens = tiny("bert")

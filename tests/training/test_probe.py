@@ -269,5 +269,10 @@ def test_what_cannot_be_probed_is_refused():
 
 
 def test_a_probe_outside_of_its_block_says_so():
-    with pytest.raises(hs.errors.AssumptionError, match="within its `with` block, and none was opened"):
-        hs.probe(torch.nn.MultiheadAttention(4, 2)).step()
+    probe = hs.probe(torch.nn.MultiheadAttention(4, 2))
+    for ask in (probe.step, probe.frame, probe.summary):
+        with pytest.raises(AssumptionError, match="within its `with` block, and none was opened"):
+            ask()
+    with probe:
+        assert probe.step() is None
+    assert probe.frame() == {}

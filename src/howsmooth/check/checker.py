@@ -107,7 +107,9 @@ def save_checked(
     Raises:
         AssumptionError: If a claim is not checked; or whatever ``save`` raises.
     """
-    target = Path(path)
+    target = Path(path).resolve()  # a link stays, and what it leads to is written
+    if target.exists() and not target.is_file():
+        raise AssumptionError(f"a proof is saved as a file, which {os.fspath(path)!r} is not.", field="path")
     partial = target.with_name(f".{os.getpid()}-{target.name}")
     try:
         save(partial)

@@ -5,7 +5,15 @@ from typing import Annotated
 
 import typer
 
-from howsmooth.cli.options import ArgumentModel, OptionDevice, OptionJson, OptionThreads, set_threads
+from howsmooth.cli.options import (
+    ArgumentModel,
+    OptionDevice,
+    OptionJson,
+    OptionThreads,
+    checked,
+    require_folder,
+    set_threads,
+)
 from howsmooth.cli.printing import say, visible_console
 
 
@@ -14,7 +22,14 @@ def card(
     *,
     protocol: Annotated[str, typer.Option("--protocol", help="What is measured: protocol-1.")] = "protocol-1",
     out: Annotated[
-        str | None, typer.Option("--out", "-o", metavar="FOLDER", help="Where it goes; cards/MODEL by default.")
+        str | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FOLDER",
+            help="Where it goes; cards/MODEL by default.",
+            callback=checked(require_folder),
+        ),
     ] = None,
     text: Annotated[
         str | None,

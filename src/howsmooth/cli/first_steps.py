@@ -7,6 +7,7 @@ import typer
 
 from howsmooth.cli.options import OptionJson
 from howsmooth.cli.printing import print_json
+from howsmooth.files import is_printed
 
 # What a kind of model needs beside its weights.
 TEXT = "a tokenizer in its folder, or --tokenizer, or --token-ids"
@@ -64,7 +65,9 @@ def _found() -> dict[str, Any]:
 
 
 def lab(
-    output: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="Where it goes.")] = "lab.html",
+    output: Annotated[
+        str, typer.Option("--out", "-o", metavar="FILE", help="Where it goes, - to print it.")
+    ] = "lab.html",
 ) -> None:
     """Write one HTML file where tokens are dragged by hand, and the constant, its bounds and worst inputs follow.
 
@@ -74,4 +77,6 @@ def lab(
     """
     from howsmooth.lab.page import write_lab
 
-    typer.echo(f"The lab is {write_lab(output)}.")
+    target = write_lab(output)
+    if not is_printed(target):
+        typer.echo(f"The lab is {target}.")

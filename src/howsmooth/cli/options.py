@@ -15,7 +15,7 @@ import typer
 from msgspec import NODEFAULT
 
 from howsmooth.cli.printing import in_options
-from howsmooth.errors import AssumptionError
+from howsmooth.errors import AssumptionError, FileError
 from howsmooth.models.loading.names import BUILT_IN, check_model_name
 from howsmooth.spectral.solver_settings import check_metric
 from howsmooth.studies.json_values import JsonValue, Setting, from_settings, settings_of
@@ -70,6 +70,13 @@ def require_page(out: str) -> None:
     """Refuse a report that would not open in a browser; elsewhere --out names a folder."""
     if not out.endswith(".html"):
         raise AssumptionError(f"--out is the file of the report here, as in {out or 'report'}.html, got {out!r}.")
+
+
+def require_folder(out: str) -> None:
+    """Refuse what names no folder."""
+    if not out.strip() or out == "-":
+        got = "standard output" if out == "-" else "nothing"
+        raise FileError(f"--out must name a folder, got {got}; leave it out for the default.", field="out")
 
 
 def _require_figure(figure: str) -> None:

@@ -18,7 +18,7 @@ import typer
 import howsmooth as hs
 from howsmooth.cli import torchrun
 from howsmooth.cli.app import leave, stoppable
-from howsmooth.cli.options import OptionJson, checked, option_groups
+from howsmooth.cli.options import OptionJson, checked, option_groups, require_folder
 from howsmooth.cli.printing import begin, go_on, in_options, print_json, say, visible_console
 from howsmooth.errors import AssumptionError, ConvergenceWarning, FileError
 from howsmooth.files import whole
@@ -51,11 +51,6 @@ FOUND = 1
 OTHERS = ("word", "together", "metric", "at", "layer")
 
 
-def _require_folder(out: str) -> None:
-    if not out.strip():
-        raise FileError("--out must name a folder, got nothing; leave it out for the default.", field="out")
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """Who does the work of a run, and where its records go: options of every command that fills one."""
@@ -82,7 +77,7 @@ class RunOptions:
             "-o",
             metavar="DIR",
             help="Where records and figures go; runs/… by default.",
-            callback=checked(_require_folder),
+            callback=checked(require_folder),
         ),
     ] = None
 

@@ -11,6 +11,7 @@ import howsmooth as hs
 from howsmooth.cli.options import OptionFigure, OptionJson, checked, require_page
 from howsmooth.cli.printing import print_json, say, visible_console
 from howsmooth.errors import AssumptionError, FileError
+from howsmooth.files import is_printed
 from howsmooth.report.saving import checked_target, save_chart
 from howsmooth.studies.json_values import columns
 from howsmooth.studies.runs.database import FILE
@@ -188,14 +189,16 @@ def report(
     run: ArgumentRun,
     output: Annotated[
         str | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Where it goes; RUN/report.html by default."),
+        typer.Option("--out", "-o", metavar="FILE", help="Where it goes, - to print it; RUN/report.html by default."),
     ] = None,
 ) -> None:
     """Write one HTML file with the answer, the pictures and how to read them; it needs no network.
 
     Example: howsmooth report runs/minilm-attention-1a2b3c
     """
-    say(f"The report is {hs.write_report(run, output)}.")
+    target = hs.write_report(run, output)
+    if not is_printed(target):
+        say(f"The report is {target}.")
 
 
 def figure(
@@ -235,7 +238,10 @@ def export(
     run: ArgumentRun,
     to: Annotated[Format, typer.Option("--to", help="The format.")] = Format.CSV,
     out: Annotated[
-        str | None, typer.Option("--out", "-o", metavar="FILE", help="The file; records.FORMAT in the run by default.")
+        str | None,
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="The file, - to print it; records.FORMAT in the run by default."
+        ),
     ] = None,
 ) -> None:
     """Write the records of a run as one table; the SQLite file itself has a view with the same rows for each kind.
@@ -243,5 +249,9 @@ def export(
     Example: howsmooth export runs/minilm-attention-1a2b3c --to parquet
     """
     target = Path(run) / f"records.{to}" if out is None else Path(out)
+    printed = is_printed(target)
+    if printed and to is Format.PARQUET:
+        raise FileError("a table as parquet cannot be printed; name a file, or take --to csv.", field="out")
     records = write_table(run, target, to)
-    say(f"{count(records, 'record')} in {target}.")
+    if not printed:
+        say(f"{count(records, 'record')} in {target}.")

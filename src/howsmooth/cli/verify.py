@@ -9,7 +9,7 @@ import typer
 from howsmooth.cli.options import OptionJson, OptionThreads, set_threads
 from howsmooth.cli.printing import print_json, say
 from howsmooth.errors import AssumptionError, FileError, UnsupportedModelError
-from howsmooth.files import require_size, whole
+from howsmooth.files import is_printed, require_size, whole
 from howsmooth.wording import number
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def verify(
             raise FileError(f"there is no folder {str(target.parent)!r} to write to; make it first.", field=field)
     if save is not None and save.suffix != ".json":
         raise FileError(f"--save writes a proof as .json, got {save.name!r}; change the ending.", field="save")
+    printed = results is not None and is_printed(results)
     set_threads(threads)
     from howsmooth.verification import verify as run
 
@@ -74,7 +75,7 @@ def verify(
         if json:
             print_json({"status": "not read", "why": str(error)})
         else:
-            say(f"Not read: {error}")
+            say(f"Not read: {error}", err=printed)
         raise typer.Exit(CODES["not read"]) from error
     if results is not None:
         with whole(results) as partial:
@@ -86,7 +87,7 @@ def verify(
         print_json({"status": verdict.status, "why": verdict.why} | lists | cost)
     else:
         for line in _sentences(verdict, results, "as the network runs in float32" if float32 else "in real arithmetic"):
-            say(line)
+            say(line, err=printed)
     if save is not None:
         _save(save, verdict, network, property, say_to_err=json)
     raise typer.Exit(CODES[verdict.status])

@@ -75,11 +75,8 @@ class Probe:
         self._model, self._every, self._limit = unwrapped(model), every, float(limit)
         self._window = LOOKS * every if window is None else window
         self._sinks = [as_sink(sink) for sink in sinks]
-        self._resources, self._blocks, self._opened = (
-            contextlib.ExitStack(),
-            0,
-            False,
-        )  # blocks may be nested: callbacks open one, too
+        self._resources, self._blocks = contextlib.ExitStack(), 0  # blocks may be nested: callbacks open one, too
+        self._opened = False
         self._pass = contextlib.ExitStack()
         self._layers: list[list[HeadReading]] = []
         self._real: Tensor | None = None
@@ -122,24 +119,22 @@ class Probe:
         """Return what the last forward pass showed, once; what the callbacks of Trainers call.
 
         Raises:
-            AssumptionError: If no ``with`` block was ever opened: nothing would be recorded.
+            AssumptionError: If no ``with`` block was ever opened: nothing is recorded outside of it.
         """
-        if not self._opened:
-            raise AssumptionError(
-                "the probe records within its `with` block, and none was opened: train within "
-                "`with hs.probe(model) as probe:`."
-            )
+        self._require_block()
         found = self.looks[-1] if self._unseen else None
         self._unseen = False
         return found
 
     def frame(self) -> dict[str, list[float]]:
         """Return one column for each number, as ``pandas.DataFrame`` and ``polars.DataFrame`` take them."""
+        self._require_block()
         rows = [vars(head) for look in self.looks for head in look.heads]
         return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
 
     def summary(self) -> dict[str, Any]:
         """Return the last reading of every head and all alarms, as JSON takes them, thresholds included."""
+        self._require_block()
         return finite(
             {
                 "steps": self.steps,
@@ -150,6 +145,13 @@ class Probe:
                            for a in self.alarms],
             }
         )  # fmt: skip
+
+    def _require_block(self) -> None:
+        if not self._opened:
+            raise AssumptionError(
+                "the probe records within its `with` block, and none was opened: train within "
+                "`with hs.probe(model) as probe:`."
+            )
 
     def _before(self, _model: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
         if self._model.training != self._training:
