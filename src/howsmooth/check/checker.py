@@ -115,9 +115,7 @@ def save_checked(
         save(partial)
         outcomes = check_proof(partial, model, **asked)
         if wrong := [outcome for outcome in outcomes if outcome.status not in ("checked", "replayed")]:
-            raise AssumptionError(
-                f"its proof file is not checked, but {wrong[0].status}: {wrong[0].why}.", field="path"
-            )
+            raise AssumptionError(f"the proof was {wrong[0].status}: {wrong[0].why}.", field="path")
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
