@@ -76,9 +76,16 @@ def surface(X: Tensor) -> float:
     return max(SURFACE, 2 * DOMAIN_UNITS * torch.finfo(X.dtype).eps)
 
 
+def require_inputs(X: Tensor) -> None:
+    """Refuse anything but finite inputs; there may be none of them."""
+    require_floating(X, "tokens")
+    if X.ndim < 3 or X.numel() or 0 in X.shape[-2:]:
+        require_sequences(X)
+
+
 def require_gradient(X: Tensor, G: Tensor) -> None:
     """Refuse inputs that are none, and a gradient of another shape; one that leaves the range of numbers passes."""
-    require_sequences(X)
+    require_inputs(X)
     require_like(G, X, tuple(X.shape), "G")
 
 
@@ -129,7 +136,7 @@ class Ball(TensorDataclass):
 
     def nearest(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
         """Project every token onto the ball; what lies inside does not move."""
-        require_sequences(X)
+        require_inputs(X)
         offset = self._offset(X)
         norm = torch.linalg.vector_norm(offset, dim=-1, keepdim=True)
         reach = self.radius * (1 - DOMAIN_UNITS * torch.finfo(X.dtype).eps)
@@ -207,7 +214,7 @@ class Sphere:
 
     def nearest(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
         """Scale every token to the radius; the origin, which has no direction, goes along the first axis."""
-        require_sequences(X)
+        require_inputs(X)
         pole = torch.eye(1, X.shape[-1], dtype=X.dtype, device=X.device)
         zero = (X == 0).all(-1, keepdim=True)
         return self.radius * torch.nn.functional.normalize(torch.where(zero, pole, X), dim=-1, eps=0.0)
@@ -279,7 +286,7 @@ class Neighbourhood:
 
         The distance is taken in float64: near a large token, float32 has few numbers within a small ``eps``.
         """
-        require_sequences(Z)
+        require_inputs(Z)
         X = self.X.to(Z.device, torch.float64)
         within = self.eps * (1 - DOMAIN_UNITS * torch.finfo(Z.dtype).eps)
         offset = Z.double() - X

@@ -10,10 +10,10 @@ from jaxtyping import Float
 from scipy.optimize import brentq, minimize_scalar
 from torch import Tensor
 
-from howsmooth.domains.domain import Ball, draw_correlated, require_gradient, require_point, tokens
+from howsmooth.domains.domain import Ball, draw_correlated, require_gradient, require_inputs, require_point, tokens
 from howsmooth.errors import AssumptionError, DtypeError
 from howsmooth.tensor_dataclass import TensorDataclass
-from howsmooth.validation import require_finite, require_parameter, require_sequences
+from howsmooth.validation import require_finite, require_parameter
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -193,7 +193,7 @@ class LayerNormImage:
 
     def nearest(self, X: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n d"]:
         """Normalise every token once more."""
-        require_sequences(X)
+        require_inputs(X)
         image = self.norm.image.to(X.dtype, X.device)
         return image.gain * _normalised(image, X) + image.centre
 

@@ -248,6 +248,12 @@ class MultiHead(TensorDataclass, ABC):
         require_tokens(X, self.query)
         n = X.shape[-2]
         self.positions.check(n)
+        for name, x in self.positions.everywhere.items():
+            if x.device != X.device:  # a mask on the meta device hides nothing, and torch does not say so
+                raise DeviceError(
+                    f"{name} and tokens must be on one device, got {x.device} and {X.device}; move one with .to().",
+                    field=name,
+                )
         if self.weights is not None and self.weights.shape[-1] != n:
             raise ShapeError(
                 f"weights must have one entry for each of {n} tokens, got {self.weights.shape[-1]}.", field="weights"
@@ -379,12 +385,6 @@ def _check_positions(f: MultiHead) -> None:
     for norm, name, count in ((f.query_norm, "query_norm", f.layout.heads), (f.key_norm, "key_norm", f.layout.groups)):
         if norm is not None:
             check_head_norm(norm, f.query, count, name)
-    for name, x in f.positions.everywhere.items():
-        # a mask on the meta device hides nothing, and torch does not say so
-        if x.device != f.query.device:
-            raise DeviceError(
-                f"{name} and query must be on one device, got {x.device} and {f.query.device}.", field=name
-            )
     if f.positions.rotary is not None:
         f.positions.rotary.check_width(f.layout.k)
     if f.positions.distances is not None:

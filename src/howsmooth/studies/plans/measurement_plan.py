@@ -258,6 +258,8 @@ def measure(
         HowsmoothError: If anything asked for cannot be had; before any long work.
         StudyError: If everything failed.
     """
+    from torch import nn
+
     from howsmooth.models.load import as_tokenizer, load
     from howsmooth.models.transformer import Transformer
     from howsmooth.studies.resources import Resources
@@ -273,8 +275,8 @@ def measure(
     given: dict[str, Any] = dict(settings)
     tokenizer = given.get("tokenizer")
     with plain_mode(), ExitStack() as stack:
-        if hasattr(model, "modules"):  # a module in training is in training afterwards
-            stack.enter_context(mode_restored(cast("nn.Module", model)))
+        if isinstance(model, nn.Module):  # what is in training is in training afterwards
+            stack.enter_context(mode_restored(model))
         if tokenizer is not None and not isinstance(tokenizer, str | os.PathLike):  # it is one, and not the name of one
             del given["tokenizer"]
             if transformer is not None:
