@@ -6,6 +6,7 @@ t goes through :math:`k_t` operations. What a nonlinearity makes of this, and it
 its stage, bounded by ranges of what enters it: those of the Taylor model, to which errors made before belong.
 """
 
+import functools
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,7 @@ from howsmooth.verification.onnx_network import (
     _AffineForm,
     _Attended,
     _called,
+    _is_identity,
     _Normalised,
     _Reader,
     _Scores,
@@ -61,6 +63,8 @@ _COMPUTED |= dict.fromkeys(("Exp", "Log", "Sin", "Cos", "Tanh", "Erf", "Sigmoid"
 _SUMS = frozenset(("Conv", "MatMul", "Gemm", "Einsum", "ReduceMean"))
 # Types of ONNX: floats, those that are narrower than float32, and the others that hold float32.
 _FLOAT, _DOUBLE, _HALF = 1, 11, (10, 16)
+# What is no number has no bound.
+_NO_NUMBERS = np.errstate(all="ignore")
 # What makes the numbers behind a stage; behind a residual connection they are tokens.
 _MAKERS: dict[type[ExpandedStage], type] = {
     AttentionExpansion: _Attended,
@@ -109,7 +113,7 @@ class RoundingErrors(ExpandedStage):
         seen_by: Returns linear functions of what is off from those of the tokens.
     """
 
-    def __init__(self, model: TaylorModel, size: Tensor, seen_by: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+    def __init__(self, model: TaylorModel, size: Tensor, seen_by: Callable[[Tensor], Tensor]) -> None:
         self.value, self.linear, self._size, self._seen_by = model.centre, model.derivative, size, seen_by
 
     def pull_back(self, functionals: Float[Tensor, "f n d"], forms: Forms) -> Float[Tensor, "f n d"]:
@@ -130,14 +134,6 @@ class _OnlyRounding(Forms):
     def add_rounding(self, size: Tensor) -> None:
         """Add what floats are off by."""
         self.remainder += size
-
-
-def to_first_order(model: TaylorModel, rows: Float[Tensor, "rows outputs"]) -> Float[Tensor, " rows"]:
-    """Return how far floats make linear functions of the outputs be off, to first order in errors and moves."""
-    sums, pulled = _OnlyRounding(model.symbols, len(rows), None, rows), rows.unsqueeze(1)
-    for stage in reversed(model.stages):
-        pulled = stage.pull_back(pulled, sums)
-    return sums.remainder
 
 
 class Execution:
@@ -164,11 +160,13 @@ class Execution:
         given = next(x.name for x in graph.input if x.name not in constants)
         self._keep(given, _Terms(_counted(size, size), 1))  # inputs are rounded once
 
+    @_NO_NUMBERS
     def begin(self, model: TaylorModel) -> TaylorModel:
         """Add the errors of the first tokens."""
         bases = self._reader.bases
         return self._behind_tokens(model) if len(self._numbers) == 1 < len(bases) and bases[1][0] is None else model
 
+    @_NO_NUMBERS
     def behind(self, model: TaylorModel) -> TaylorModel:
         """Add the errors of the last stage."""
         stage = model.stages[-1]
@@ -178,33 +176,38 @@ class Execution:
             return self._behind_tokens(model)
         node = self._run_to(_MAKERS[type(stage)])
         made_by, shape = self._reader.bases[len(self._numbers)]
-        with _followed(node), np.errstate(all="ignore"):  # what is no number has no bound
-            if isinstance(stage, AttentionExpansion):
+        seen_by = _as_they_are
+        with _followed(node):
+            if isinstance(stage, AttentionExpansion) and isinstance(made_by, _Attended):
                 value, size, errors = self._attended(stage, made_by, self._linear(node).k)
-                heads = _torch(errors).reshape(stage.o.shape)
-
-                def seen_by(functionals: Tensor) -> Tensor:
-                    return torch.einsum("fno,hov->fhnv", functionals, stage.heads.output)
-
-                behind = _with_stage(model, RoundingErrors(model, heads, seen_by))
+                seen_by = functools.partial(torch.einsum, "hov,fno->fhnv", stage.heads.output)
             else:
+                assert isinstance(made_by, _Activated | _Normalised)
                 entered = _entered(node, made_by.form, *self._inputs(node))
                 step: Any = self._normalised if isinstance(stage, NormExpansion) else self._activated
                 value, size, errors = step(stage, entered)
-                behind = _with_stage(model, RoundingErrors(model, _torch(errors).reshape(model.centre.shape)))
             if value.size != math.prod(shape):
                 raise NotReadError("makes other numbers than the map that was read")
         self._numbers.append(_Numbers(value.reshape(shape), size.reshape(shape)))
         found = self._reader.values[node.output[0]]
         form = found if found.base < len(self._numbers) else self._reader.parts[found.base][0]
-        size = self._size(form)
-        self._keep(node.output[0], _Terms(_counted(size, 4 * size), 4))
-        return behind
+        size, k = self._size(form), 0 if _is_identity(form) else 4
+        self._keep(node.output[0], _Terms(_counted(size, k * size), k))
+        return _with_errors(model, errors, seen_by)
 
+    @_NO_NUMBERS
     def behind_all(self) -> Float[Tensor, " outputs"]:
         """Return what outputs are off by besides."""
         self._run_to(None)
         return _torch(_error(self._terms[self._reader.graph.output[0].name].size)).flatten()
+
+    @staticmethod
+    def to_first_order(model: TaylorModel, rows: Float[Tensor, "rows outputs"]) -> Float[Tensor, " rows"]:
+        """Return how far linear functions of the outputs are off by all else, to first order in errors and moves."""
+        sums, pulled = _OnlyRounding(model.symbols, len(rows), None, rows), rows.unsqueeze(1)
+        for stage in reversed(model.stages):
+            pulled = stage.pull_back(pulled, sums)
+        return sums.remainder
 
     def _run_to(self, maker: type | None) -> Any:
         """Run linear nodes, up to the one behind which there are numbers made by this; or all."""
@@ -217,7 +220,7 @@ class Execution:
                     return node
                 if made_by is not None:
                     break
-            with _followed(node), np.errstate(all="ignore"):
+            with _followed(node):
                 inputs, values = self._inputs(node)
                 if isinstance(value, np.ndarray):
                     self._terms[name] = _constant(self._reader, node, inputs, values, value)
@@ -251,9 +254,9 @@ class Execution:
     def _behind_tokens(self, model: TaylorModel) -> TaylorModel:
         """Add the errors of tokens that are kept."""
         node = self._run_to(NoneType)
-        with _followed(node), np.errstate(all="ignore"):
+        with _followed(node):
             errors = _error(self._linear(node).size)
-        behind = _with_stage(model, RoundingErrors(model, _torch(errors).reshape(model.centre.shape)))
+        behind = _with_errors(model, errors.reshape(model.centre.shape))
         moved = model.symbols.linear_range(model.derivative).flatten()
         moved = moved + behind.beyond_linear(model.coordinates(), forms=False).size
         shape = errors.shape
@@ -294,7 +297,8 @@ class Execution:
             for x, other in ((terms[0], terms[1]), (terms[1], terms[0])):
                 alone = x.size.offset if isinstance(x.size, _AffineForm) else x.size
                 constant = 0 if isinstance(x.size, _AffineForm) else x.k
-                counts = counts + (1 + other.product + constant) * alone
+                counts = counts + (other.product + constant) * alone
+            counts = counts + self._largest_sum(node, size, counts)
             k = max(x.k for x in terms) + max(x.product for x in terms) + 1
             convolution = max(x.convolution for x in terms)
             return _Terms(_counted(size, counts), k, convolution, convolution)
@@ -305,11 +309,7 @@ class Execution:
             product = summands if kind in ("Conv", "MatMul") or (kind == "Gemm" and len(terms) == 2) else 0
             convolution = summands if kind == "Conv" else 0
             size = size + summands * TINY
-            # whatever is added first, no part of the sum exceeds half of all terms and of what they add up to
-            value = self._reader.values[node.output[0]]
-            form = value if value.base < len(self._numbers) else self._reader.parts[value.base][0]
-            largest = (size + self._size(form) + FACTOR * UNIT * counts) / 2
-            counts, behind = counts + summands * largest, constants + 2
+            counts, behind = counts + summands * self._largest_sum(node, size, counts), constants + 2
         elif kind in ("Mul", "Div", "BatchNormalization"):
             product, convolution = (max(getattr(x, name) for x in terms) for name in ("product", "convolution"))
             behind = constants + 1
@@ -321,6 +321,12 @@ class Execution:
             behind = constants + (kind == "Cast")
         k = max(x.k for x in terms if isinstance(x.size, _AffineForm)) + behind + product
         return _Terms(_counted(size, counts + behind * size), k, product, convolution)
+
+    def _largest_sum(self, node: Any, size: Array, counts: Array) -> Array:
+        """Bound all sums on the way: half of what terms add up to, and of their absolute values."""
+        value = self._reader.values[node.output[0]]
+        parts = (value,) if value.base < len(self._numbers) else self._reader.parts[value.base]
+        return (size + np.minimum(sum(self._size(part) for part in parts) + FACTOR * UNIT * counts, size)) / 2
 
     def _value(self, form: _AffineForm) -> Array:
         """Return a form at the centre."""
@@ -389,7 +395,7 @@ class Execution:
         Q, K, V = np.abs(q) + dq, np.abs(key) + dk + ek, np.abs(v) + dv + ev
         scale, n, alpha = abs(stage.heads.scale), len(q[0]), np.where(hidden, 0.0, alpha)
         added = largest = np.zeros_like(alpha)
-        if made_by.scores.added is not None:
+        if made_by.scores.added is not None and found.scores.added is not None:
             added, largest = (
                 np.where(hidden, 0.0, np.broadcast_to(x, (1, *alpha.shape)).reshape(alpha.shape))
                 for x in (made_by.scores.added, np.abs(found.scores.added))
@@ -422,8 +428,12 @@ def _followed(node: Any) -> Iterator[None]:
         raise UnsupportedModelError(f"{said}.") from error
 
 
-def _with_stage(model: TaylorModel, stage: ExpandedStage) -> TaylorModel:
-    return replace(model, stages=(*model.stages, stage))
+def _as_they_are(functionals: Tensor) -> Tensor:
+    return functionals
+
+
+def _with_errors(model: TaylorModel, errors: Array, seen_by: Callable[[Tensor], Tensor] = _as_they_are) -> TaylorModel:
+    return replace(model, stages=(*model.stages, RoundingErrors(model, _torch(errors), seen_by)))
 
 
 def _torch(x: Array) -> Tensor:
@@ -432,12 +442,13 @@ def _torch(x: Array) -> Tensor:
 
 
 def _counted(size: Array, counts: Array) -> _AffineForm:
-    return _AffineForm(0, size, counts[None])
+    """Return terms with these absolute values, added up, and counted; what may overflow has no bound from there on."""
+    return _AffineForm(0, size, np.where(size < LARGEST, counts, np.inf)[None])
 
 
 def _error(terms: _AffineForm) -> Array:
     """Return how far floats are from a sum of terms."""
-    return np.where(terms.offset < LARGEST, FACTOR * UNIT * (terms.columns[0] + TINY), np.inf)
+    return FACTOR * UNIT * (terms.columns[0] + TINY)
 
 
 def _sizes(x: Array) -> Array:

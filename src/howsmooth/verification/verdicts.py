@@ -51,6 +51,8 @@ class Verdict:
         nodes: How many pieces the box was split into, by the signs of hidden units.
         level: How closely second orders were bounded: 0, 1 or 2.
         uses: Of the margin that is proven least: its value at the centre, and what each kind of change takes off.
+        rounding: Where the proof is about the network in float32: how much of every margin rounding takes, to first
+            order in errors and in moves of the inputs. Margins hold all that it takes.
     """
 
     status: Literal["proven", "falsified", "unknown"]
@@ -62,6 +64,7 @@ class Verdict:
     nodes: int = 0
     level: int = 0
     uses: dict[str, float] | None = None
+    rounding: Float[Tensor, " sets"] | None = None
 
     def save(self, path: str | os.PathLike[str], network: Map | str | Path, property: Property | str | Path) -> None:  # noqa: A002
         """Write a proof file: of a counterexample the input, of a proof the lines and parts of the box behind it.
@@ -113,7 +116,8 @@ class Verdict:
             "falsified": "an input of the box is unsafe: see .counterexample",
             "unknown": self.why or "neither a proof nor a counterexample was found",
         }
-        where = " in real arithmetic" if self.status == "proven" else ""
+        arithmetic = " in real arithmetic" if self.rounding is None else " in float32"
+        where = arithmetic if self.status == "proven" else ""
         return f"Verdict({self.status}{where}: {how[self.status]}, {self.seconds:.1f} s)"
 
 
@@ -303,14 +307,14 @@ def _prove(
     bounds = torch.cat([b for _A, b in wanted.unsafe]) - guarded
     place = torch.cat([torch.full((len(b),), k) for k, (_A, b) in enumerate(wanted.unsafe)])
     best = torch.full((len(rows),), -torch.inf, dtype=torch.float64)
-    nodes, uses, level, levels, rounding = 0, None, 0, LEVELS, None
+    nodes, uses, level, levels = 0, None, 0, LEVELS
+    rounding = None if read is None else torch.full_like(best, torch.nan)
     for closer in range(LEVELS):
         begun = deadline.clock()
         try:
             model = _expanded(network, wanted, closer, deadline, read)
-            if model.execution is not None:
-                rounding = rows.abs() @ model.execution.behind_all()
-            margins = _Margins.of(model, rows, bounds if rounding is None else bounds - rounding)
+            behind = 0.0 if model.execution is None else rows.abs() @ model.execution.behind_all()
+            margins = _Margins.of(model, rows, bounds - behind)
         except OutOfTimeError:
             break
         level, levels = closer, LEVELS if _cost_of_forms(network, model) < AFFORDABLE else 1
@@ -330,7 +334,13 @@ def _prove(
             best[row] = max(float(best[row]), outcome.lower)
             if not outcome.positive:
                 break
-        uses = margins.uses(int(margins.lower.argmin()))
+        row = int(margins.lower.argmin())
+        uses = margins.uses(row)
+        if model.execution is not None:
+            before = model.execution.to_first_order(model, rows)
+            rounding = before + behind
+            uses |= {"remainder": max(uses["remainder"] - float(before[row]), 0.0), "rounding": float(rounding[row])}
+            uses["centre"] += float(rounding[row] - before[row])
         if _all_excluded(best, place) or level == levels - 1 or deadline.passed:
             break
     per_set = torch.stack([best[place == k].max() for k in range(len(wanted.unsafe))])
@@ -343,7 +353,15 @@ def _prove(
             f"the network as it runs differs from what was read by up to {float(guarded.max()) / ROOM:.1g} in margins, "
             f"which must exceed {ROOM:g} times that"
         )
-    return Verdict(status, per_set, None, None, deadline.clock() - started, why, nodes, level, uses)
+    per_set_rounding = None
+    if rounding is not None:
+        of_set = [int(best.masked_fill(place != k, -torch.inf).argmax()) for k in range(len(per_set))]
+        per_set_rounding = rounding[of_set]
+        k = int(per_set.argmin())
+        if status == "unknown" and not why and bool(per_set_rounding[k] > -per_set[k]):
+            least = float(per_set[k] + per_set_rounding[k])
+            why = f"rounding in float32 takes {float(per_set_rounding[k]):.2g} of a margin of {least:.2g}"
+    return Verdict(status, per_set, None, None, deadline.clock() - started, why, nodes, level, uses, per_set_rounding)
 
 
 def _cost_of_forms(network: _Network, model: TaylorModel) -> float:
