@@ -67,13 +67,12 @@ def sdpa(
 ) -> Float[Tensor, "... n_q v"]:
     r"""Return :math:`\mathrm{softmax}(s\,qk^\top + m)\,v`, with exact derivatives of every order.
 
-    Arguments and values are those of ``torch.nn.functional.scaled_dot_product_attention``, in every layout of memory, by
-    its fused kernels where it takes them.
-    Derivatives are exact in forward and reverse mode and any mix of them, under ``torch.func``, ``torch.vmap`` and
-    checkpointing. Memory is linear in the number of tokens: the log-sum-exp of each row is kept, and weights are
-    rebuilt, a few rows at a time. Half precision is accumulated in float32. Rows that a mask hides completely are zero,
-    and so are their derivatives. Compiled code calls torch's function; where it applies ``torch.func`` itself, it has
-    the same derivatives in one graph, but with the matrix of weights.
+    Arguments and values are those of ``torch.nn.functional.scaled_dot_product_attention``, in every layout of memory,
+    by its fused kernels where it takes them. Derivatives are exact in forward and reverse mode and any mix of them,
+    under ``torch.func``, ``torch.vmap`` and checkpointing. Memory is linear in the number of tokens: the log-sum-exp of
+    each row is kept, and weights are rebuilt, a few rows at a time. Half precision is accumulated in float32. Rows that
+    a mask hides completely are zero, and so are their derivatives. Compiled code calls torch's function; where it
+    applies ``torch.func`` itself, it has the same derivatives in one graph, but with the matrix of weights.
 
     In matrix products of the size of :math:`qk^\top`, a Jacobian-vector product takes 5, a vector-Jacobian
     product 5, a second derivative 12. A mask may be differentiated too; then its derivative is of its own size.
