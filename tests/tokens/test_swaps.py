@@ -128,7 +128,7 @@ def test_a_model_may_be_its_name_its_folder_or_a_module(tmp_path):
     module.save_pretrained(tmp_path / "model")
     for one in (module, tmp_path / "model", str(tmp_path / "model")):
         assert hs.swap(one, tokens, seed=0).to_json() == hs.swap(tiny("bert")[0], tokens, seed=0).to_json()
-    with pytest.raises(UnsupportedModelError, match="no model 'minilmm'.*did you mean minilm"):
+    with pytest.raises(UnsupportedModelError, match=r"no model 'minilmm'.*did you mean minilm"):
         hs.swap("minilmm", tokens)
 
 
