@@ -534,6 +534,7 @@ EXEMPT = {
     r"hs\.maps\.(Dense\.take|Positions\.(apply|take)|Rotary\.rotation)": "steps of attention, which has checked",
     r"hs\.training\.WarmStart\.remember": "a step of the penalty",
     r"hs\.(verification\.(read_module|Verdict\.save)|certified_accuracy|compare)": "read files, folders and sentences",
+    r"hs\.verification\.Property\.violated_by": "a step of verify, whose outputs are in float64",
     r"hs\.maps\.(Cosine|Differential|Entmax)Attention.*": "leave the library",
     r"hs\.certificates\.(certify_synonyms|ReplacementHull.*)": "leave the library",
 }

@@ -258,7 +258,7 @@ def test_names_are_those_of_parameters_and_know_their_layer_and_kind(rounded, ll
         (None, {"schemes": ["int4:g0"]}, "'int4:g0': options are"),
         (None, {"passes": 0}, "passes must be at least 1, got 0"),
         (torch.zeros(4, dtype=torch.long), {}, r"tokens must be windows \(b, n\)"),
-        (3, {}, "tokens must be a tensor of token ids or a text, got int"),
+        (3, {}, "token ids must be a sequence, got a number"),
         (None, {"schemes": ["prune:2"]}, "prune:0.5 removes"),
         (None, {"schemes": ["mine.py:f"]}, "there is no file 'mine.py'"),
     ],

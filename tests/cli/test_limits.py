@@ -122,11 +122,12 @@ def test_the_outermost_handler_says_what_was_too_large(error, code, said, monkey
     assert captured.err.count("\n") == (code == 2)
 
 
-def test_an_error_of_the_code_itself_is_not_hidden(monkeypatch):
+def test_an_error_of_the_code_itself_is_not_hidden(monkeypatch, capsys):
     monkeypatch.setattr("howsmooth.cli.first_steps.models", fails_with(RuntimeError("shapes do not match")))
     monkeypatch.setattr(sys, "argv", ["howsmooth", "models"])
-    with pytest.raises(RuntimeError, match="shapes"):
+    with pytest.raises(SystemExit, match="70"):
         main()
+    assert "RuntimeError: shapes do not match" in capsys.readouterr().err
 
 
 def test_the_memory_of_this_machine_is_known():

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from howsmooth.errors import AssumptionError, FileError
 from howsmooth.files import read_bytes, require_room, require_size
 from howsmooth.models.inputs.text import Text, read_text
-from howsmooth.validation import token_ids
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -298,6 +297,8 @@ def held(kind: str, given: Any) -> Iterator[str]:
             raise FileError("sentences must hold one at least, got none.", field=SENTENCES)
         source = _listed("", found)
     else:
+        from howsmooth.validation import token_ids  # torch, for those who have tensors
+
         rows = token_ids(given).tolist() if hasattr(given, "tolist") else list(given)
         whole = bool(rows) and not isinstance(rows[0], int)
         ids = tuple(_row(list(row), f"row {i} of token_ids") for i, row in enumerate(rows if whole else [rows]))
