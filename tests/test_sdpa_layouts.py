@@ -303,7 +303,7 @@ def test_heads_of_keys_and_of_values_may_be_shared_differently(rng):
 def test_compiled_code_is_right_where_torch_s_kernel_is_not_and_under_autocast(rng):
     x = [torch.randn(1, 2, 40, 4, generator=rng, dtype=torch.float64) for _ in range(3)]
     mask = torch.randn(40, 40, generator=rng)
-    # not the function itself: checkers of types wrap all functions by one and the same, which was perhaps compiled before
+    # not the function itself: checkers of types wrap all functions by one, which was perhaps compiled before
     compiled = torch.compile(lambda *x, **given: hs.sdpa(*x, **given), backend="aot_eager", fullgraph=True)
     assert_close(compiled(*x, is_causal=True, scale=-0.7), formula(*x, is_causal=True, scale=-0.7))
     assert_close(compiled(*x, mask), formula(*x, mask))
