@@ -1,7 +1,7 @@
 """Many blocks that come from their files as one map: a product with its derivative reads all of them once."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,7 +36,7 @@ class StreamedBlocks:
             X = read()(X)
         first = entering[0]
         return StreamedJacobian(
-            parts=self.parts,
+            reads=self.parts,
             entering=entering,
             batch=tuple(first.shape[:-2]),
             domain=tuple(first.shape[-2:]),
@@ -55,17 +55,22 @@ class StreamedBlocks:
 class StreamedJacobian(Operator):
     """The derivative of blocks that come from their files: every product reads all of them once."""
 
-    parts: Sequence[Callable[[], Chain]]
+    reads: Sequence[Callable[[], Chain]]
     entering: Sequence[Tensor]  # what enters each part
     rows: Tensor | None = None  # which operators of the batch; none for all
 
+    @property
+    def parts(self) -> Iterator[Jacobian]:
+        """The derivatives of the parts, one after the other: together they may not fit into memory."""
+        return (self._at(read(), X) for read, X in zip(self.reads, self.entering, strict=True))
+
     def _push(self, E: Tensor) -> Tensor:
-        for read, X in zip(self.parts, self.entering, strict=True):
+        for read, X in zip(self.reads, self.entering, strict=True):
             E = self._at(read(), X).jvp(E)
         return E
 
     def _pull(self, G: Tensor) -> Tensor:
-        for read, X in zip(reversed(self.parts), reversed(self.entering), strict=True):
+        for read, X in zip(reversed(self.reads), reversed(self.entering), strict=True):
             G = self._at(read(), X).vjp(G)
         return G
 

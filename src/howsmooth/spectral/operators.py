@@ -1,7 +1,7 @@
 """Operators as solvers see them: checks, optional abilities, and batches of the vectors they act on."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -83,7 +83,7 @@ class Composed(Protocol):
     """An operator that is made of others."""
 
     @property
-    def parts(self) -> tuple[LinearOperator, ...]:
+    def parts(self) -> Iterable[LinearOperator]:
         """The derivatives of the maps that it is made of."""
 
 
