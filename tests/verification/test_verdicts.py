@@ -354,9 +354,11 @@ class Scripted:
             tuple((torch.zeros(size, 1).double(), torch.zeros(size).double()) for size in sets),
         )
         symbols = types.SimpleNamespace(coordinates=2)
-        model = types.SimpleNamespace(derivative=torch.zeros(1, 1, 2 + bool(outcomes)).double(), symbols=symbols)
+        model = types.SimpleNamespace(
+            derivative=torch.zeros(1, 1, 2 + bool(outcomes)).double(), symbols=symbols, execution=None
+        )
 
-        def expanded(_network, _wanted, level, _deadline):
+        def expanded(_network, _wanted, level, _deadline, _read=None):
             self.levels.append(level)
             return model
 
