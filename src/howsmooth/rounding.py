@@ -39,6 +39,8 @@ SINGLE_SHARE, ERROR_FACTOR, PROBES = 1e-3, 100.0, 4
 
 # Verdicts: ranges, of the sum of absolute values; margins, of all magnitudes that enter them; ends of a box.
 RANGE_SHARE, MARGIN_SHARE, BOX_UNITS = 1e-10, 1e-9, 4
+# Sums of products of matrices in verdicts, of the sum of their absolute values: below 64 units for up to 4,000 of them.
+SUM_SHARE = 2.0**-46
 
 # Proof files claim less than results, and their norms are larger: room for the rounding errors of whoever checks them.
 PROOF_ROOM, NORM_ROOM = 1e-8, 1e-9

@@ -13,6 +13,7 @@ from howsmooth.maps.composition import Chain, Residual
 from howsmooth.maps.mlp import MLP, Dense
 from howsmooth.maps.norms import Norm
 from howsmooth.maps.protocols import Map
+from howsmooth.rounding import SUM_SHARE
 from howsmooth.verification.activation_expansion import ActivationExpansion
 from howsmooth.verification.attention_expansion import AttentionExpansion
 from howsmooth.verification.norm_expansion import NormExpansion
@@ -67,12 +68,18 @@ class LinearStage(ExpandedStage):
         self._jacobian, self.entered = f.jacobian(origin[None]), model.centre
         self.value = self._push(model.centre[None])[0] + f(origin)
         self.linear = self._push(model.derivative.movedim(-1, 0)).movedim(0, -1)
+        summands = _summands(f, model.centre.abs() + model.derivative.abs().sum(-1))
+        # what cancels less is among what margins allow for
+        cancels = summands > 2.0**10 * (self.value.abs() + self.linear.abs().sum(-1))
+        self._rounding = torch.where(cancels, SUM_SHARE * summands, 0.0)
 
     def _push(self, columns: Float[Tensor, "r n d"]) -> Float[Tensor, "r m out"]:
         return self._jacobian.take(_first(columns)).jvp(columns)
 
     def pull_back(self, functionals: Float[Tensor, "f m out"], forms: Forms | None) -> Float[Tensor, "f n d"]:
-        """Apply the transpose."""
+        """Apply the transpose; sums in floats are off by a share of their summands, which may cancel."""
+        if forms is not None:
+            forms.add_remainder((functionals.abs() * self._rounding).sum((1, 2)))
         return self._jacobian.take(_first(functionals)).vjp(functionals)
 
 
@@ -96,6 +103,15 @@ class ResidualStage(ExpandedStage):
         for stage in reversed(self._inside):
             pulled = stage.pull_back(pulled, forms)
         return functionals + pulled
+
+
+def _summands(f: Affine | Dense | Pooling, size: Float[Tensor, "n d"]) -> Float[Tensor, "m out"]:
+    """Return the sums of the absolute values of all products, for tokens of such absolute values."""
+    if isinstance(f, Pooling):
+        return f.weights.abs()[None] @ size
+    if isinstance(f, Dense):
+        return size @ f.weight.abs().mT + (0.0 if f.bias is None else f.bias.abs())
+    return torch.tensordot(f.weight.abs(), size, 2) + (0.0 if f.bias is None else f.bias.abs())
 
 
 def _first(columns: Tensor) -> Tensor:

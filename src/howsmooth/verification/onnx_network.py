@@ -304,7 +304,10 @@ def _read(name: str, source: str | io.BytesIO, *, tokens: bool = False) -> tuple
     )
     reader = _Reader(opset, tokens=tokens, streams=_streams(graph.node, given.name), graph=graph)
     for tensor in graph.initializer:
-        reader.values[tensor.name] = _wide(onnx.numpy_helper.to_array(tensor))
+        try:
+            reader.values[tensor.name] = _wide(onnx.numpy_helper.to_array(tensor))
+        except Exception as error:  # of numpy and of protobuf
+            raise UnsupportedModelError(f"the weights {tensor.name} cannot be read: {error}.") from error
     reader.values[given.name] = reader.identity(given.shape, None)
     if given.name in reader.streams:
         reader.values[given.name] = _next_tokens(reader, reader.values[given.name])
@@ -679,6 +682,8 @@ def _next_tokens(reader: _Reader, found: _AffineForm) -> _AffineForm:
 
 
 def _finish(reader: _Reader, output: str) -> Chain:
+    if output not in reader.values:
+        raise UnsupportedModelError(f"no node that is read puts out {output}, which the network returns.")
     found = reader.values[output]
     if not isinstance(found, _AffineForm):
         raise UnsupportedModelError(f"the output {output} ends within attention, a norm or an activation.")

@@ -68,6 +68,11 @@ def options_of(node: Any, opset: int) -> dict[str, Any]:
     return {name: value.decode() if isinstance(value, bytes) else value for name, value in found.items()}
 
 
+# Products of matrices may be so many times smaller than the sums of the absolute values that they consist of; those of
+# one vector the square of that, since a constant may cancel.
+CANCELLED = 2.0**20
+
+
 def aligned(x: Array, rank: int) -> Array:
     """Return columns of tensors as those of tensors with more axes in front, as broadcasting adds them."""
     return x.reshape(len(x), *(1,) * (rank + 1 - x.ndim), *x.shape[1:])
@@ -148,8 +153,12 @@ def _matmul(options: dict[str, Any], x: Array, y: Array) -> Array:
     x = aligned(x, max(x.ndim - 1, y.ndim)) if y.ndim > 2 else x
     if len(x) == 1 and y.ndim == 2 and x.size * y.shape[1] <= 2**24:
         # one product after the other: tokens with the same numbers have the same sums, unlike those of blocks
-        return (x[..., None] * y).sum(-2)
-    return x @ y
+        found, most = (x[..., None] * y).sum(-2), CANCELLED**2
+    else:
+        found, most = x @ y, CANCELLED
+    if (np.abs(x) @ np.abs(y)).max() > most * np.abs(found).max():
+        raise NotReadError("multiplies matrices whose product cancels, so that float64 loses its digits")
+    return found
 
 
 def _gemm(options: dict[str, Any], x: Array, weight: Array) -> Array:
